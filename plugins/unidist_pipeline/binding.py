@@ -27,3 +27,18 @@ class PipelineBinding(ABC):
     @abstractmethod
     def step_runner(self, strategy: Pipeline) -> MakesStepRunner:
         """Return a factory of runners for a divided model; see `RunsSteps.step_runner`."""
+
+
+class KeepsStages(ABC):
+    """Capability of a `PipelineBinding`: a divided model goes on when the ranks of an elastic job change.
+
+    Only the runner of its steps communicates, and that is made again in each generation.
+    """
+
+    @abstractmethod
+    def division(self, model: Any) -> Any:
+        """See `KeepsDivision.division`."""
+
+    @abstractmethod
+    def rejoin(self, strategy: Pipeline, model: Any, context: RuntimeAPI, division: Any) -> Any:
+        """See `KeepsDivision.rejoin`."""

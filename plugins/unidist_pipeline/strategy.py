@@ -11,8 +11,9 @@ from typing_extensions import override
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
-from unidist.strategy.interface import NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
+from unidist.strategy.interface import KeepsDivision, NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
 from unidist_pipeline import planning
+from unidist_pipeline.binding import KeepsStages
 from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.model import StageTimes
 from unidist_pipeline.schedules.registration import ScheduleSpec
@@ -39,7 +40,7 @@ Balance = Literal["parameters", "time", "memory"]
 
 
 @dataclass(frozen=True)
-class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepTime):
+class Pipeline(Strategy, RunsSteps, KeepsDivision, NamesPlugins, EstimatesMemory, PredictsStepTime):
     """Gives consecutive layers to consecutive ranks, through which a batch goes in micro-batches.
 
     The loss is the mean over the samples, and every gradient that of one process. Needs `TrainStep` (on Keras
@@ -186,6 +187,28 @@ class Pipeline(Strategy, RunsSteps, NamesPlugins, EstimatesMemory, PredictsStepT
     @override
     def step_runner(self, framework: Framework, context: RuntimeAPI) -> MakesStepRunner:
         return self._binding(framework, context).step_runner(self)
+
+    @override
+    def division(self, model: Any, context: RuntimeAPI) -> Any:
+        return self._keeping(model, context).division(model)
+
+    @override
+    def rejoin(self, model: Any, context: RuntimeAPI, division: Any) -> Any:
+        return self._keeping(model, context).rejoin(self, model, context, division)
+
+    @override
+    def rebind(self, model: Any, context: RuntimeAPI) -> None:
+        """See `KeepsDivision.rebind`: nothing, for the model itself does not communicate."""
+
+    def _keeping(self, model: Any, context: RuntimeAPI) -> KeepsStages:
+        framework = context.plugins.framework_of(model)
+        binding = self._binding(framework, context)
+        if not isinstance(binding, KeepsStages):
+            raise ConfigurationError(
+                f"pipeline={self.stages} in an elastic job: a model of {framework.name} cannot go on when ranks "
+                "change, as one of PyTorch can"
+            )
+        return binding
 
     def _binding(self, framework: Framework, context: RuntimeAPI) -> PipelineBinding:
         binding: PipelineBinding = context.plugins.binding(self.name, framework)

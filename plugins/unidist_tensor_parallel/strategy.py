@@ -126,8 +126,8 @@ class Tensor(Strategy, KeepsDivision, EstimatesMemory, PredictsStepTime):
         binding = self._binding(model, context)
         if not isinstance(binding, KeepsCuts):
             raise ConfigurationError(
-                f"tensor={self.size} in an elastic job: a model of {context.plugins.framework_of(model).name} cannot go "
-                "on when ranks change, as one of PyTorch can"
+                f"tensor={self.size} in an elastic job: a model of {context.plugins.framework_of(model).name} cannot "
+                "go on when ranks change, as one of PyTorch can"
             )
         return binding
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Redistributable,
         StepTraining,
         passes_of_step,
+        sample_place,
         training_of,
     )
 
@@ -32,7 +33,8 @@ __all__ = [
     "BatchShare", "Generations", "GeneratorsHandler", "Handler", "HostUpdateResult", "HostsUpdatedInterrupt",
     "ObjectState", "Policy", "Position", "Progress", "Rebindable", "Redistributable", "SampleOrder", "SharedHandler",
     "State", "StatefulHandler", "StepTraining", "UpdateHandler", "WorkerNotificationManager", "follow_generations",
-    "leaving_on_signals", "notification_manager", "passes_of_step", "run", "run_fn", "training_of", "update_handlers",
+    "leaving_on_signals", "notification_manager", "passes_of_step", "run", "run_fn", "sample_place",
+    "training_of", "update_handlers",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -44,6 +46,6 @@ __getattr__ = lazy_names(
         "notifications": "HostUpdateResult WorkerNotificationManager notification_manager",
         "rebinding": "Rebindable follow_generations",
         "state": "Handler HostsUpdatedInterrupt ObjectState SharedHandler State run run_fn",
-        "step_training": "Policy Progress Redistributable StepTraining passes_of_step training_of",
+        "step_training": "Policy Progress Redistributable StepTraining passes_of_step sample_place training_of",
     },
 )

@@ -29,6 +29,14 @@ class StatefulHandler(Handler):
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     @override
+    def given(self) -> Any:
+        return self.value.state_dict()
+
+    @override
+    def take(self, given: Any) -> None:
+        self.value.load_state_dict(given)
+
+    @override
     def sync(self) -> None:
         operations = context.current().negotiator
         self.value.load_state_dict(

@@ -13,6 +13,7 @@ import queue
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -29,6 +30,7 @@ from unidist.elastic.peer.memory import PeerMemory, peers_of
 from unidist.errors import HorovodInternalError, PeerLostError, UsageError
 from unidist.launcher import AUTO, DurableOptions, interval_of
 from unidist.negotiation import objects
+from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context
 
 Result = TypeVar("Result")
@@ -274,6 +276,13 @@ class Handler(ABC):
     def make_equal(self) -> None:  # noqa: B027 - nothing to do is a valid answer
         """Make the value equal on all ranks if it `differs`, before these change, or a checkpoint. Collective."""
 
+    def given(self) -> Any:
+        """Return what rank 0 needs to have this rank's value, picklable; None: it needs nothing, see `take`."""
+        return None
+
+    def take(self, given: Any) -> None:  # noqa: B027 - nothing to take is a valid answer
+        """Take what `given` returned on another rank: of a model that is divided, rank 0 may have just joined."""
+
     def set_value(self, value: Any) -> None:
         """Handle, and keep, another value from now on: the attribute of the state was set."""
         self.value = value
@@ -290,6 +299,10 @@ class Handler(ABC):
 class SharedHandler(Handler):
     """Handler of a value that is divided over the ranks; `ObjectState` keeps all of them in one `PeerMemory`.
 
+    Attributes:
+        is_sharded: no other rank has what this one has of the value. Else it is a part of a divided model, which the
+            ranks with the same part of other replicas have, too.
+
     Args:
         value: the value.
         states: returns the value's checkpoint states, by section; called each time they are needed.
@@ -297,8 +310,14 @@ class SharedHandler(Handler):
     """
 
     def __init__(
-        self, value: Any, states: Callable[[Any], Mapping[str, KeepsState]], convert: Convert | None = None
+        self,
+        value: Any,
+        states: Callable[[Any], Mapping[str, KeepsState]],
+        convert: Convert | None = None,
+        *,
+        is_sharded: bool = True,
     ) -> None:
+        self.is_sharded = is_sharded
         self._states = states
         self.convert = convert
         super().__init__(value)
@@ -320,6 +339,19 @@ class SharedHandler(Handler):
         """Do nothing: `ObjectState.sync` loads all shares."""
 
 
+@dataclass(frozen=True)
+class _Kept:
+    """What an `ObjectState` keeps of a commit besides shares.
+
+    Args:
+        handlers: attributes of each handler.
+        values: the plain values.
+    """
+
+    handlers: dict[str, dict[str, Any]]
+    values: dict[str, Any]
+
+
 class ObjectState(State):
     """State of plain objects, each an attribute: `ObjectState(epoch=0, batch=0)`.
 
@@ -329,6 +361,9 @@ class ObjectState(State):
         handlers: for values that have one, by attribute.
         values: the other values, by attribute. They must be picklable (cloudpickle).
     """
+
+    has_values = True
+    """This rank had the values that are not divided when the present generation began, and did not get them."""
 
     def __init__(
         self,
@@ -347,6 +382,7 @@ class ObjectState(State):
         shared = [handler for handler in self._handlers.values() if isinstance(handler, SharedHandler)]
         self._shares = PeerMemory(shared[0].convert) if shared else None
         self._kept_in: weakref.ref[context.Context] | None = None
+        self._unmarked: _Kept | None = None
         self._keep_shares()
 
     @property
@@ -386,11 +422,31 @@ class ObjectState(State):
 
     @override
     def save(self) -> None:
-        """Keep deep copies of the values, so that later changes do not affect them."""
-        self._keep_shares()  # first: with a rank it may fail
+        """Keep deep copies of the values, so that later changes do not affect them.
+
+        If shares are kept and a rank is lost meanwhile, the values are those that were kept before. But another rank
+        may have marked this commit already, so what was to be kept is kept, too, until that is known.
+        """
+        before = self._kept()
         for handler in self._handlers.values():
             handler.save()
         self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+        try:
+            self._keep_shares()
+        except BaseException:
+            self._unmarked = self._kept()
+            self._put_back(before)
+            raise
+        self._unmarked = None
+
+    def _kept(self) -> _Kept:
+        """Return what is kept of the values that are not divided."""
+        return _Kept({name: dict(vars(handler)) for name, handler in self._handlers.items()}, self._saved_state)
+
+    def _put_back(self, kept: _Kept) -> None:
+        for name, attributes in kept.handlers.items():
+            vars(self._handlers[name]).update(attributes)
+        self._saved_state = kept.values
 
     @override
     def restore(self) -> None:
@@ -406,7 +462,9 @@ class ObjectState(State):
         """Give every rank the state of rank 0, and commit it. Collective."""
         runtime = context.current()
         if self._shares is not None and not self._is_divided_for(runtime):
-            self._shares.load(peers_of(runtime), self._states())
+            marked = self._shares.committed
+            found = self._shares.load(peers_of(runtime), self._states())
+            self._give_values(runtime, has_values=found is not None and (found == marked or self._take_unmarked()))
         for handler in self._handlers.values():
             handler.sync()
         present = {name: getattr(self, name) for name in self._saved_state}
@@ -416,6 +474,46 @@ class ObjectState(State):
             handler.save()
         self._saved_state = received
         self._restore_values()
+
+    def _take_unmarked(self) -> bool:
+        """Bring back the values of a commit that another rank has marked, and this one has not; whether it has them."""
+        kept, self._unmarked = self._unmarked, None
+        if kept is None:
+            return False
+        self._put_back(kept)
+        for handler in self._handlers.values():
+            handler.restore()
+        self._restore_values()
+        return True
+
+    def _give_values(self, runtime: context.Context, *, has_values: bool) -> None:
+        """Have rank 0 take the values of the first rank that has those of the commit that was loaded. Collective.
+
+        Rank 0 has the most commits, but in a job whose model is divided, where it may have just joined.
+
+        Args:
+            runtime: of the present generation.
+            has_values: this rank has them.
+        """
+        self.has_values = has_values
+        communicator = peers_of(runtime).communicator
+        having: list[bool] = gather_objects(communicator, has_values)
+        first = having.index(True)
+        if first == 0:
+            return
+        given = None
+        if communicator.rank == first:
+            given = (
+                {name: handler.given() for name, handler in self._handlers.items()},
+                {name: getattr(self, name) for name in self._saved_state},
+            )
+        handlers, values = gather_objects(communicator, given)[first]
+        if communicator.rank == 0:
+            for name, found in handlers.items():
+                if found is not None:
+                    self._handlers[name].take(found)
+            for name, value in values.items():
+                object.__setattr__(self, name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Replace a value; if it has a handler, the handler keeps the new value."""
@@ -427,7 +525,10 @@ class ObjectState(State):
     def _keep_shares(self) -> None:
         if self._shares is not None:
             runtime = context.current()
-            self._shares.commit(peers_of(runtime), self._states())
+            is_sharded = any(
+                handler.is_sharded for handler in self._handlers.values() if isinstance(handler, SharedHandler)
+            )
+            self._shares.commit(peers_of(runtime), self._states(), is_sharded=is_sharded)
             self._kept_in = weakref.ref(runtime)
 
     def _is_divided_for(self, runtime: context.Context) -> bool:

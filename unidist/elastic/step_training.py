@@ -18,8 +18,10 @@ from unidist.elastic.batches import BatchShare, Position, SampleOrder
 from unidist.elastic.generations import Generations, leaving_on_signals
 from unidist.elastic.state import HostsUpdatedInterrupt, ObjectState
 from unidist.errors import ConfigurationError, PeerLostError, UsageError
+from unidist.mesh import DATA_AXIS, SAMPLE_AXES
+from unidist.optim.interface import OutlivesGenerations
 from unidist.runtime import context
-from unidist.strategy.interface import UpdateGate
+from unidist.strategy.interface import KeepsDivision, UpdateGate
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
@@ -46,7 +48,8 @@ class Policy:
             `state_dict` and `load_state_dict` (a scheduler).
         after_step: called at the end of every step, as a part of it: its effect on `state` counts exactly once.
         after_epoch: called with the number of the epoch at the end of its last step, as a part of it.
-        on_resize: called on every rank with the old and the new number of ranks, when it has changed.
+        on_resize: called on every rank with the old and the new number of ranks, when it has changed; if the model is
+            divided, of replicas.
 
     Raises:
         UsageError: an unknown `global_batch`, or `commit_every` is less than 1.
@@ -80,7 +83,7 @@ class Progress:
         order: of the samples.
         batch_size: samples of a rank's micro-batch.
         global_batch: samples of a step.
-        num_ranks: ranks that divide them.
+        num_ranks: ranks that divide them; of a divided model, replicas.
         position: of the next step.
         steps: number of completed steps.
         loss: of the last one; NaN before the first.
@@ -143,7 +146,7 @@ class StepTraining:
         passes: int = 1,
     ) -> None:
         assert data.batch_size is not None, "redistributable data has batches"
-        size = context.current().topology.world_size
+        _, size = sample_place(context.current())
         self._data, self._policy = data, policy
         self._order = data.order
         self._passes = passes
@@ -207,10 +210,10 @@ class StepTraining:
         It does not if this rank has just joined and the others are further along, or if the first batch was made
         before it was known that a step uses several.
         """
-        place, now = context.current().topology, self.progress
+        (rank, size), now = sample_place(context.current()), self.progress
         left = now.order.length(now.global_batch) - now.position.processed
         is_whole = share.total >= min(now.global_batch, left)
-        return is_whole and (share.position, share.rank, share.size) == (now.position, place.rank, place.world_size)
+        return is_whole and (share.position, share.rank, share.size) == (now.position, rank, size)
 
     def reason_of(self, exc: HostsUpdatedInterrupt | PeerLostError) -> str:
         """Return what was lost, for `enter_next_generation`; re-raise the error in a job whose ranks do not change."""
@@ -264,7 +267,7 @@ class StepTraining:
             generations.enter_next_generation(reason)
 
     def _resize(self) -> None:
-        old, new = self.progress.num_ranks, context.current().topology.world_size
+        old, new = self.progress.num_ranks, sample_place(context.current())[1]
         if old == new:
             return
         progress = replace(self.progress, num_ranks=new)
@@ -282,18 +285,24 @@ class StepTraining:
             )
 
 
-def passes_of_step(plan: Plan) -> int:
+def sample_place(runtime: Context) -> tuple[int, int]:
+    """Return this rank's place among those that train on different samples, and how many there are."""
+    return runtime.axis_rank(SAMPLE_AXES), runtime.axis_size(SAMPLE_AXES)
+
+
+def passes_of_step(plan: Plan, *, keeps_division: bool = False) -> int:
     """Return the passes over a rank's batch that make a step; with `accumulate=N` a step is all of a window.
 
+    Args:
+        plan: of the run.
+        keeps_division: the caller can rebind a model that is divided, see `unidist.strategy.KeepsDivision`.
+
     Raises:
-        ConfigurationError: the steps of this plan cannot be transactions: a strategy divides the model, or adds up
-            what is to be a mean.
+        ConfigurationError: the steps of this plan cannot be transactions: a strategy divides the model, and the caller
+            or the strategy cannot go on with that, or one adds up what is to be a mean.
     """
-    if plan.model_axes:
-        raise ConfigurationError(
-            f"elastic=True, and this run divides the model along {', '.join(plan.model_axes)}: what a lost rank holds "
-            "of it, no other rank has. Leave elastic= out, or the strategy"
-        )
+    if plan.divides_model:
+        _check_division(plan, keeps_division=keeps_division)
     gate = plan.find(UpdateGate)
     if gate is None:
         return 1
@@ -303,6 +312,24 @@ def passes_of_step(plan: Plan) -> int:
             "adds the passes up (accumulate:reduction=sum). Use their mean, or elastic=False and ud.elastic.run"
         )
     return gate.passes_per_update
+
+
+def _check_division(plan: Plan, *, keeps_division: bool) -> None:
+    dividing = [item.name for item in plan.strategies if item.axis not in (None, DATA_AXIS) and item.axis_size != 1]
+    unable = [item.name for item in plan.strategies if item.name in dividing and not isinstance(item, KeepsDivision)]
+    if unable or not keeps_division:
+        how = "the strategy" if unable else "this framework's step"
+        raise ConfigurationError(
+            f"elastic=True, and {' and '.join(unable or dividing)} divides the model: when ranks change, {how} cannot "
+            "go on with a model that is divided. PyTorch's TrainStep can, with pipeline and tensor. Leave elastic= "
+            "out, or the strategy"
+        )
+    differing = [item.name for item in plan.strategies if isinstance(item, OutlivesGenerations)]
+    if differing:
+        raise ConfigurationError(
+            f"strategy {differing[0]!r} lets ranks differ between two exchanges, and {' and '.join(dividing)} divides "
+            "the model: in an elastic job leave one of them out"
+        )
 
 
 def training_of(

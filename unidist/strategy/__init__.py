@@ -1,6 +1,6 @@
 """Strategies: the interface and the capabilities beyond it, the plan of a run, and bindings to frameworks.
 
-All of it runs in the launcher too. Imports `optim`, `gradients` and the root.
+All of it runs in the launcher too. Imports `optim`, `gradients`, `control.elastic` and the root.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ActsOnGradients,
         ChoosesPrecision,
         GradientOwner,
+        KeepsDivision,
         NamesPlugins,
         OutlivesRanks,
         OwnsParameters,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ActsOnGradients", "BindingSpec", "ChoosesPrecision", "Described", "GradientOwner", "InitializesModels",
-    "NamesPlugins", "Option", "OutlivesRanks", "OwnsParameters", "Pair", "Plan", "RunsSideProcesses", "RunsSteps",
-    "ShardsUpdates", "Strategy", "StrategyLike", "StrategySpec", "SurvivesLoss", "UpdateGate", "build",
+    "KeepsDivision", "NamesPlugins", "Option", "OutlivesRanks", "OwnsParameters", "Pair", "Plan", "RunsSideProcesses",
+    "RunsSteps", "ShardsUpdates", "Strategy", "StrategyLike", "StrategySpec", "SurvivesLoss", "UpdateGate", "build",
     "check_initialized_by", "check_plan", "described", "find_binding", "make_plan", "obstacle", "pairs",
 ]  # fmt: skip
 
@@ -46,8 +47,8 @@ __getattr__ = lazy_names(
         "composition": "Described Option Pair described pairs",
         "elastic_support": "check_plan obstacle",
         "interface": (
-            "ActsOnGradients ChoosesPrecision GradientOwner NamesPlugins OutlivesRanks OwnsParameters Plan "
-            "RunsSideProcesses RunsSteps ShardsUpdates Strategy StrategySpec SurvivesLoss UpdateGate"
+            "ActsOnGradients ChoosesPrecision GradientOwner KeepsDivision NamesPlugins OutlivesRanks OwnsParameters "
+            "Plan RunsSideProcesses RunsSteps ShardsUpdates Strategy StrategySpec SurvivesLoss UpdateGate"
         ),
         "lazy_init": "InitializesModels check_initialized_by",
         "plan": "StrategyLike build make_plan",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS
-from unidist.strategy.interface import Plan, ShardsUpdates, Strategy, SurvivesLoss
+from unidist.strategy.interface import KeepsDivision, Plan, ShardsUpdates, Strategy, SurvivesLoss
 
 _INSTEAD = (
     "Leave it out, or launch without --min-np, --max-np and --host-discovery-script and save checkpoints: a job of "
@@ -16,6 +16,8 @@ def obstacle(strategy: Strategy, plan: Plan) -> str:
     """Return why this strategy of a plan cannot be used in an elastic job; "" if it can."""
     if isinstance(strategy, SurvivesLoss):
         return strategy.elastic_obstacle(plan)
+    if isinstance(strategy, KeepsDivision):
+        return ""
     if strategy.axis not in (None, DATA_AXIS) and plan.mesh.axes.get(strategy.axis, 1) > 1:
         return "it divides the model, and what a lost rank holds of that, no other rank has"
     if isinstance(strategy, ShardsUpdates):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from unidist.mesh import Divides, Mesh
+from unidist.mesh import DATA_AXIS, Divides, Mesh
 from unidist.optim.interface import BringsInnerStep
 from unidist.registry import load_object
 
@@ -54,6 +54,11 @@ class Plan:
     def model_axes(self) -> tuple[str, ...]:
         """The axes along which the model itself is divided: ranks on them hold different parts of it."""
         return self.mesh.model_axes
+
+    @property
+    def divides_model(self) -> bool:
+        """Whether a strategy divides the model, also where a process of an elastic job is alone and holds all of it."""
+        return any(item.axis not in (None, DATA_AXIS) and item.axis_size != 1 for item in self.strategies)
 
     @property
     def innermost_first(self) -> tuple[Strategy, ...]:
@@ -149,6 +154,17 @@ class Strategy(ABC):
         `--verify` then leaves outputs alone that have another shape than those of the whole model.
         """
         return False
+
+    def output_obstacle(self, model: Any, context: RuntimeAPI) -> str:
+        """Return why the divided model computes something else of one rank's samples than the whole one, by design.
+
+        `--verify` then does not compare the outputs of the first batch, and says why. Default: "", they are the same.
+
+        Args:
+            model: the whole one, before `partition`; the same on every rank.
+            context: the runtime.
+        """
+        return ""
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:  # noqa: B027 - optional event
         """Called by `distribute` on every rank when the optimizer is bound, in the order of the strategies.
@@ -307,6 +323,36 @@ class SurvivesLoss(ABC):
     @abstractmethod
     def elastic_obstacle(self, plan: Plan) -> str:
         """Return why it cannot be used, and what to do instead; "" if it can. Pure; also called by the launcher."""
+
+
+class KeepsDivision(ABC):
+    """Capability of a strategy that divides the model: the model stays divided when ranks of an elastic job change.
+
+    A rank that stays keeps its part. One that joins has built the whole model, alone, and divides it as the others have
+    divided theirs. A strategy without this capability, nor `SurvivesLoss`, cannot divide a model in an elastic job.
+    """
+
+    @abstractmethod
+    def division(self, model: Any, context: RuntimeAPI) -> Any:
+        """Return the choices by which `partition` has divided this rank's model; picklable, equal on every rank."""
+
+    @abstractmethod
+    def rejoin(self, model: Any, context: RuntimeAPI, division: Any) -> Any:
+        """Return this rank's part of the model, by the choices of ranks that were there before.
+
+        Called instead of `partition` on a rank that joins, in the same order of strategies, while the others call
+        `rebind`. Both begin with the same communicators, and exchange nothing else. The values of the part are loaded
+        afterwards.
+
+        Args:
+            model: whole; its values do not matter.
+            context: the runtime of the new generation.
+            division: what `division` has returned on such a rank.
+        """
+
+    @abstractmethod
+    def rebind(self, model: Any, context: RuntimeAPI) -> None:
+        """Let this rank's part of the model communicate with the ranks of a new generation. See `rejoin`."""
 
 
 class RunsSideProcesses(ABC):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from unidist.control.elastic.member import is_alone
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS, Divides, Mesh
 from unidist.options import construct, parse
@@ -43,6 +44,8 @@ def build(strategy: StrategyLike, registry: Registry[StrategySpec]) -> tuple[Str
 
 def make_plan(strategies: Sequence[Strategy], world_size: int, registry: Registry[StrategySpec]) -> Plan:
     """Add the defaults, lay out the mesh, and let every strategy check the whole.
+
+    In a process of an elastic job that is in no generation yet, and so alone, axes that divide the model have one rank.
 
     Raises:
         ConfigurationError: sizes that do not fit the world, or strategies that do not go together.
@@ -82,4 +85,6 @@ def _mesh(strategies: Sequence[Strategy], world_size: int) -> Mesh:
         divides[item.axis] = item.axis_divides
     if DATA_AXIS not in axes:
         axes[DATA_AXIS] = None
+    if is_alone():
+        axes = {name: None if name == DATA_AXIS else 1 for name in axes}
     return Mesh(axes, world_size=world_size, divides=divides)

@@ -50,6 +50,7 @@ def planned_update(
     options: ExchangeOptions | None = None,
     in_backward: bool = False,
     places: PlacesParameters | None = None,
+    keeps_division: bool = False,
 ) -> Update:
     """Return the framework-free side of an optimizer.
 
@@ -62,12 +63,19 @@ def planned_update(
         options: the script's options of the exchange.
         in_backward: complete it in the backward pass where the plan's owner can.
         places: of the parameters, where strategies have divided the model.
+        keeps_division: the caller rebinds a model that is divided in each generation of an elastic job.
 
     Raises:
         ConfigurationError: the job is elastic, and a strategy does not survive the loss of a rank.
     """
     if runtime.is_elastic:
         check_plan(plan)
+        if plan.divides_model and not keeps_division:
+            raise ConfigurationError(
+                "this job is elastic, and strategies divide the model: only PyTorch's TrainStep(model, optimizer, "
+                "loss_fn), with batches of ud.shard(), goes on with such a model when ranks change. Use it, or launch "
+                "without --min-np, --max-np and --host-discovery-script."
+            )
         if options is not None and options.process_set is not None:
             raise ConfigurationError(
                 "this job is elastic, and the optimizer is used with a process set, whose ranks may be lost. Leave "

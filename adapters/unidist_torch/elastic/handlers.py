@@ -125,6 +125,44 @@ class _ShardedOptimizerHandler(SharedHandler):
         return CheckpointObjects(None, value).sections(TorchStates())
 
 
+class DividedModelHandler(SharedHandler):
+    """A model that is divided over the ranks: each has a part, and those of other replicas have the same."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model, self._sections, TorchStates.framework.convert, is_sharded=False)
+
+    @staticmethod
+    def _sections(model: torch.nn.Module) -> Mapping[str, KeepsState]:
+        return CheckpointObjects(model, None).sections(TorchStates())
+
+
+class DividedOptimizerHandler(SharedHandler):
+    """The optimizer of such a model. Its state may be sharded over the replicas, too.
+
+    Args:
+        optimizer: bound; or not yet, on a rank that is still alone.
+        model: of its parameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+        self._model = model
+        super().__init__(optimizer, self._sections, TorchStates.framework.convert)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Each rank has a shard of the state of its part of the model."""
+        return has_sharded_state(self.value)
+
+    @is_sharded.setter
+    def is_sharded(self, value: bool) -> None:
+        """Do nothing: a rank that joins binds its optimizer after this handler was made."""
+
+    def _sections(self, optimizer: torch.optim.Optimizer) -> Mapping[str, KeepsState]:
+        found = CheckpointObjects(self._model, optimizer).sections(TorchStates())
+        del found["model"]
+        return found
+
+
 def has_sharded_parameters(model: torch.nn.Module) -> bool:
     """Say whether a model's parameters are sharded over the ranks, which gather them to compute.
 

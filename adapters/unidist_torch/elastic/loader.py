@@ -11,14 +11,13 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from typing_extensions import override
 
 from unidist.elastic.batches import BatchShare, Position
-from unidist.elastic.step_training import Progress, Redistributable
+from unidist.elastic.step_training import Progress, Redistributable, sample_place
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.training.reading import read_ahead, timed
 
 if TYPE_CHECKING:
     from unidist.elastic.batches import SampleOrder
-    from unidist.topology import Topology
 
 
 class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
@@ -103,25 +102,26 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
 
     def _first(self, index: int) -> Iterator[Any]:
         """Yield the batches of an ordinary loader, until a `TrainStep` trains on it."""
-        place = context.current().topology  # for which the batches are made; later it may be another one
+        place = sample_place(context.current())  # for which the batches are made; later it may be another one
         for number, batch in enumerate(super().__iter__()):
             self._give(functools.partial(self._first_share, place, is_first=index == number == 0))
             yield batch
             if self._progress is not None:
                 return
 
-    def _first_share(self, place: Topology, *, is_first: bool) -> BatchShare:
+    def _first_share(self, place: tuple[int, int], *, is_first: bool) -> BatchShare:
         """Return the elastic batch that equals this one: the very first batch is the same in both ways."""
         assert self.batch_size is not None, "checked by shard"
-        whole = self.batch_size * place.world_size
+        rank, size = place
+        whole = self.batch_size * size
         if is_first:
             start = Position()
-            shares = self.order.shares(start, rank=place.rank, size=place.world_size, global_batch=whole)
+            shares = self.order.shares(start, rank=rank, size=size, global_batch=whole)
             share = next(shares, None)
             if share is not None and share.total == whole:
                 return share
         nowhere = Position(-1)
-        return BatchShare(nowhere, nowhere, place.rank, place.world_size, 0, ())
+        return BatchShare(nowhere, nowhere, rank, size, 0, ())
 
     def _following(self, progress: Callable[[], Progress], epoch: int) -> Iterator[Any]:
         """Yield the rest of an epoch, redistributed whenever progress is not where the last batch led to."""
@@ -129,8 +129,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
         expected: tuple[Position, int, int] | None = None
         self._check_given()
         while (now := progress()).position.epoch == epoch:
-            topology = context.current().topology
-            place = (now.position, topology.rank, topology.world_size)
+            place = (now.position, *sample_place(context.current()))
             if place != expected:
                 self._rest = list(
                     self.order.shares(now.position, rank=place[1], size=place[2], global_batch=now.global_batch)

@@ -12,11 +12,18 @@ from unidist.elastic.handlers import update_handlers
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, State, run
 from unidist.elastic.step_training import Policy
 from unidist.errors import UsageError
+from unidist.runtime import context
 from unidist_torch.checkpoint.states import TorchStates
-from unidist_torch.elastic.handlers import handler_for
+from unidist_torch.elastic.handlers import DividedModelHandler, DividedOptimizerHandler, handler_for
 from unidist_torch.elastic.sampler import ElasticSampler
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TorchState", "run"]
+
+
+def is_divided() -> bool:
+    """Return whether the models of this elastic job are divided over its ranks."""
+    runtime = context.current()
+    return runtime.is_elastic and runtime.plan.divides_model
 
 
 class TorchState(ObjectState):
@@ -37,8 +44,10 @@ class TorchState(ObjectState):
         values.update(model=model, optimizer=optimizer)
         updates = {name: getattr(getattr(value, "_unidist", None), "_update", None) for name, value in values.items()}
         handlers: dict[str, Handler] = update_handlers(updates)
+        if optimizer is not None and model is not None and is_divided():
+            handlers |= {"model": DividedModelHandler(model), "optimizer": DividedOptimizerHandler(optimizer, model)}
         for name, value in values.items():
-            handler = handler_for(value)
+            handler = handlers.get(name) or handler_for(value)
             if handler is not None:
                 handlers[name] = handler
         plain = {name: value for name, value in values.items() if name not in handlers}

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
+from typing_extensions import override
 
 from unidist.elastic.batches import BatchShare
 from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
 from unidist.elastic.step_training import Progress
 from unidist.errors import UsageError
+from unidist.mesh import DATA_AXIS
+from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context
 from unidist.training.mean_loss import MeanLoss
 from unidist_torch.elastic.state import TorchState
 from unidist_torch.models.batches import check_samples, cut
 from unidist_torch.models.step_runner import LossFunction, StepRunner
+
+T = TypeVar("T")
 
 
 class TrainingState(TorchState):
@@ -37,9 +43,31 @@ class TrainingState(TorchState):
         self._handlers.update({f"state.{name}": StatefulHandler(value) for name, value in others.items()})
         self._handlers["generators"] = _TorchGeneratorsHandler(None)
 
+    @override
+    def sync(self) -> None:
+        super().sync()
+        runtime = context.current()
+        if runtime.plan.divides_model:
+            generators = self._handlers["generators"]
+            assert isinstance(generators, _TorchGeneratorsHandler)
+            generators.share_in_replica(runtime, has_values=self.has_values)
+
 
 class _TorchGeneratorsHandler(GeneratorsHandler):
     """PyTorch's random generators, too."""
+
+    def share_in_replica(self, runtime: context.Context, *, has_values: bool) -> None:
+        """Give a rank that has joined the generators of one of its replica, whose ranks draw the same. Collective."""
+        self.save()
+        kept = {name: value for name, value in vars(self).items() if name != "value"}
+        rank, size = runtime.topology.rank, runtime.topology.world_size
+        told: list[dict[str, Any] | None] = gather_objects(runtime.world, kept if has_values else None)
+        place = runtime.mesh.coordinates(rank)[DATA_AXIS]
+        replica = [each for each in range(size) if runtime.mesh.coordinates(each)[DATA_AXIS] == place]
+        found = next((told[each] for each in replica if told[each] is not None), None)
+        if not has_values and found is not None:
+            vars(self).update(found)
+            self.restore()
 
     def save(self) -> None:
         super().save()
@@ -57,7 +85,7 @@ class PiecewiseStep:
     """Trains on a rank's share of a global batch, in micro-batches, so that the mean is over all samples of all ranks.
 
     Args:
-        make_runner: makes the runner of the passes, for a loss function.
+        make_runner: makes the runner of the passes, for a loss function, in each generation again.
         loss_fn: the user's.
         optimizer: bound.
         together: ranks can compute only together, so one that has no sample computes with a sample that does not
@@ -75,7 +103,8 @@ class PiecewiseStep:
         self._weight = 1.0
         self._together = together
         self._optimizer = optimizer
-        self._runner = make_runner(lambda outputs, targets: self._weight * loss_fn(outputs, targets))
+        self._runner = OfContext(lambda: make_runner(lambda outputs, targets: self._weight * loss_fn(outputs, targets)))
+        self._mean_loss = OfContext(lambda: MeanLoss(context.current()))
 
     def train(self, share: BatchShare, inputs: Any, targets: Any, *, batch_size: int) -> float:
         """Compute gradients and update the parameters. Collective.
@@ -89,6 +118,7 @@ class PiecewiseStep:
         Returns:
             The mean loss over the samples of all ranks.
         """
+        runner, mean_loss = self._runner(), self._mean_loss()  # first: to make them is collective
         pieces, count = share.pieces(batch_size), max(len(share.indices), 1)
         if len(pieces) > 1:
             try:
@@ -105,7 +135,26 @@ class PiecewiseStep:
             if stop > start or self._together:
                 self._weight = share.weight(stop - start)
                 piece = (start, stop) if stop > start else (0, 1)
-                total += float(self._runner.run(cut(inputs, piece, total=count), cut(targets, piece, total=count)))
+                total += float(runner.run(cut(inputs, piece, total=count), cut(targets, piece, total=count)))
             self._optimizer.step()
         self._optimizer.zero_grad()
-        return MeanLoss(context.current())(total)
+        return mean_loss(total)
+
+
+class OfContext(Generic[T]):
+    """Something that belongs to a context, and is made again in each generation of an elastic job, when asked for.
+
+    Args:
+        make: makes it.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: tuple[weakref.ref[context.Context], T] | None = None
+
+    def __call__(self) -> T:
+        """Return that of the present context. Collective if to make it is."""
+        runtime = context.current()
+        if self._made is None or self._made[0]() is not runtime:
+            self._made = (weakref.ref(runtime), self._make())
+        return self._made[1]

@@ -173,7 +173,11 @@ def bind(
     plain = type(optimizer)
     wrapped_step = optimizer.__dict__.pop("step", None)  # a scheduler made earlier has wrapped the plain step
     optimizer.__class__ = with_mixin(plain, DistributedOptimizerMixin)
-    optimizer._unidist = Binding(optimizer, plain, update, names, cut)  # type: ignore[attr-defined]
+    try:
+        optimizer._unidist = Binding(optimizer, plain, update, names, cut)  # type: ignore[attr-defined]
+    except BaseException:  # a rank was lost meanwhile: it may be bound again in the next generation of an elastic job
+        optimizer.__class__ = plain
+        raise
     if wrapped_step is not None:
         rewrap(optimizer)
     return optimizer

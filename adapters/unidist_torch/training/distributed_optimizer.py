@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -62,7 +63,14 @@ def distribute(
 
 
 def bind_model(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, *, in_backward: bool, average: bool = True
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    plan: Plan,
+    *,
+    in_backward: bool,
+    average: bool = True,
+    keeps_division: bool = False,
+    divide: Callable[[], torch.nn.Module] | None = None,
 ) -> torch.nn.Module:
     """Bind the optimizer of a model that the plan distributes; returns this rank's model. Collective.
 
@@ -72,6 +80,9 @@ def bind_model(
         plan: of the run.
         in_backward: gradients are complete when the backward pass ends, where the plan's owner can; else at `step`.
         average: gradients are averaged over the ranks, else added up.
+        keeps_division: the caller rebinds a divided model in each generation of an elastic job.
+        divide: returns this rank's part of the model as the others hold theirs already, whose values are to be loaded;
+            then nothing is copied from rank 0. None: the plan divides it on all ranks now.
     """
     runtime = context.current()
     framework = TorchFramework()
@@ -82,13 +93,16 @@ def bind_model(
     deferred = prepare_deferred(model, plan)
     if divided:
         _refuse_closure(optimizer, plan)
+    if divided and divide is None:
         prepare_to_divide(model, optimizer, runtime)
     outputs = output_check(model, runtime, plan, deferred=deferred)
-    model = plan.prepare(model, runtime)
+    model = plan.prepare(model, runtime) if divide is None else divide()
     names = framework.parameters(model)
     places = placements_of(model)
     cut = follow_model(optimizer, names, places) if divided else frozenset()
-    update = planned_update(runtime, plan, framework, average=average, in_backward=in_backward, places=places)
+    update = planned_update(
+        runtime, plan, framework, average=average, in_backward=in_backward, places=places, keeps_division=keeps_division
+    )
     bind(optimizer, update, names=names, cut=cut)
     for item in plan.strategies:
         item.attach(model, update, framework)

@@ -8,17 +8,19 @@ import torch
 
 from unidist.elastic.batches import BatchShare
 from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
+from unidist.errors import ConfigurationError, UsageError
 from unidist.runtime import context
 from unidist.strategy.interface import GradientOwner, OwnsParameters, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist.waits import calling
 from unidist_torch.elastic.handlers import has_sharded_parameters
-from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
+from unidist_torch.elastic.step_training import OfContext, PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.models.batches import num_samples
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
 from unidist_torch.training.distributed_optimizer import bind_model
+from unidist_torch.training.divided_training import DividedTraining, divides
 from unidist_torch.training.verification import before_step
 
 if TYPE_CHECKING:
@@ -49,7 +51,6 @@ class TrainStep:
             other jobs True divides the samples in the same way.
 
     Attributes:
-        model: as this rank holds it.
         optimizer: the same object, bound.
 
     Raises:
@@ -69,18 +70,37 @@ class TrainStep:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
         if elastic:
-            passes_of_step(plan)
+            passes_of_step(plan, keeps_division=True)
         runs = plan.find(RunsSteps)
         make: Any = WholeStepRunner if runs is None else runs.step_runner(TorchFramework(), context.current())
-        self.model = bind_model(model, optimizer, plan, in_backward=False)
+        self._divided: DividedTraining | None = None
+        if divides(strategy):
+            if elastic is False:
+                raise ConfigurationError(
+                    "this job is elastic, and strategies divide the model: TrainStep(elastic=False) cannot go on when "
+                    "ranks change. Leave elastic= out"
+                )
+            passes_of_step(plan, keeps_division=True)
+            self._divided = DividedTraining(model, optimizer, strategy)
+            self._whole = model
+        else:
+            self._whole = bind_model(model, optimizer, plan, in_backward=False)
         self.optimizer: Any = optimizer
         self._make_runner = lambda loss: make(self.model, loss, optimizer)
         self._loss_fn = loss_fn
-        self._runner: StepRunner = self._make_runner(loss_fn)
-        self._mean_loss = MeanLoss(runtime)
+        self._runner_of = OfContext[StepRunner](lambda: self._make_runner(loss_fn))
+        self._mean_loss_of = OfContext(lambda: MeanLoss(context.current()))
+        if self._divided is None:  # else they belong to ranks that this one may not have joined yet
+            self._runner_of()
+            self._mean_loss_of()
         self._plan, self._elastic = plan, elastic
         self._has_begun = False
         self._training: StepTraining | None = None
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The model as this rank holds it."""
+        return self._whole if self._divided is None else self._divided.model
 
     @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> torch.Tensor:
@@ -108,12 +128,18 @@ class TrainStep:
             self._training = training_of(context.current(), self._elastic, self._make_training)
             self._has_begun = True
         self.model.train()
+        if self._training is None and self._divided is not None:
+            raise UsageError(
+                "this job is elastic, and strategies divide the model: the batches have to come from ud.shard(loader), "
+                "which can divide the samples again when ranks change"
+            )
         if self._training is not None:
             told = self._training.step(lambda share: self._take(share, inputs, targets))
             context.current().progress.report({"loss": told}, num_samples(inputs))
             return self._like_parameters(told)
-        before_step(self.model, self._runner, self._loss_fn, inputs, targets)
-        loss = self._runner.run(inputs, targets)
+        runner = self._runner_of()
+        before_step(self.model, runner, self._loss_fn, inputs, targets)
+        loss = runner.run(inputs, targets)
         self.optimizer.step()
         self.optimizer.zero_grad()
         mean = self._mean_of_step(loss)
@@ -125,28 +151,29 @@ class TrainStep:
         """Return the mean loss of a batch in evaluation mode; arguments as for a call. Changes nothing.
 
         In elastic training, where ranks join and leave in between, it is not collective: the loss of this rank's batch.
+        If the model is divided, the ranks of a replica call it together; do so in `ud.elastic.Policy(after_epoch=...)`.
         """
         if (owner := self._plan.find(OwnsParameters)) is not None:
             owner.pull()
         if self._training is not None:
-            return self._like_parameters(float(self._runner.evaluate(inputs, targets)))
-        return self._mean(self._runner.evaluate(inputs, targets))
+            return self._like_parameters(float(self._runner_of().evaluate(inputs, targets)))
+        return self._mean(self._runner_of().evaluate(inputs, targets))
 
     @calling("train_step.predict()")
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for these inputs in evaluation mode, on every rank along the model's axes."""
-        return self._runner.predict(inputs)
+        return self._runner_of().predict(inputs)
 
     def _mean_of_step(self, loss: torch.Tensor) -> torch.Tensor:
         return loss if self._plan.the(GradientOwner).steps_alone else self._mean(loss)
 
     def _mean(self, loss: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(self._mean_loss(float(loss)), dtype=loss.dtype, device=loss.device)
+        return torch.tensor(self._mean_loss_of()(float(loss)), dtype=loss.dtype, device=loss.device)
 
     # Elastic training
 
     def _make_training(self, membership: Member | None, data: Redistributable, policy: Policy) -> StepTraining:
-        passes = passes_of_step(self._plan)
+        passes = passes_of_step(self._plan, keeps_division=True)
         together = has_sharded_parameters(self.model)
         self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
         return StepTraining(
@@ -162,5 +189,5 @@ class TrainStep:
         return self._pieces.train(share, inputs, targets, batch_size=self._training.progress.batch_size)
 
     def _like_parameters(self, loss: float) -> torch.Tensor:
-        parameter = next(self.model.parameters())
+        parameter = next(self.model.parameters(), torch.empty(0))  # a stage of a pipeline may have none
         return torch.tensor(loss, dtype=parameter.dtype, device=parameter.device)

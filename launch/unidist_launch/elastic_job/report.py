@@ -46,13 +46,15 @@ def event_line(event: str, fields: Mapping[str, Any]) -> str:
     if event == "asked":
         whom = f"worker {fields['worker']}" if fields["rank"] is None else f"rank {fields['rank']}"
         return f"{whom}: {_ACTIONS[fields['action']]}, as {fields['client']} has asked for on the status page"
-    if event == "short" and fields.get("replica"):
+    if event == "short" and fields.get("missing"):
         parts = ", ".join(map(str, fields["missing"]))
         return (
             f"{fields['waiting']} processes wait until there are whole replicas of the model ({fields['replica']}), "
             f"{fields['needed']} ranks at least: nobody is there for part {parts}"
         )
-    if event == "short" and fields["waiting"] < fields["needed"]:  # else they wait for processes that are ending
+    if (
+        event == "short" and not fields.get("replica") and fields["waiting"] < fields["needed"]
+    ):  # else they wait for processes that are ending
         return f"{fields['waiting']} processes wait until there are {fields['needed']} (--min-np)"
     if event == "slot_given_up":
         return f"slot {fields['slot']} of host {fields['host']} is given up: {fields['failures']} failures in a row"

@@ -6,6 +6,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,6 +48,21 @@ _HOW = (
 )
 
 _log = logging.getLogger("unidist")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Where a model was cut.
+
+    Args:
+        points: beginnings of the stages but the first.
+        looked_into: modules whose operations were followed one by one.
+        is_exported: `torch.export` has followed the model, not `torch.fx`.
+    """
+
+    points: tuple[SplitPoint, ...]
+    looked_into: tuple[str, ...]
+    is_exported: bool
 
 
 class ModelPrograms:
@@ -130,6 +146,39 @@ class ModelPrograms:
         if context.topology.rank == 0:
             _log.info("pipeline: torch.export follows %s, because torch.fx cannot: %s", name, refused)
         return made
+
+    @property
+    def chosen(self) -> Chosen:
+        """Where the model was cut."""
+        return Chosen(tuple(self._points), tuple(self._looked_into), self._exports is not None)
+
+    def cut_as(self, model: torch.nn.Module, strategy: Pipeline, chosen: Chosen) -> Program:
+        """Cut a model where another rank has cut its own. Exchanges nothing.
+
+        Args:
+            model: whole, built as on that rank.
+            strategy: the user's choices.
+            chosen: by that rank.
+
+        Raises:
+            UsageError: this model cannot be cut there, so it is another one.
+        """
+        example = None if strategy.example is None else bound_arguments(self.forward, strategy.example)
+        self._points, self._looked_into = chosen.points, chosen.looked_into
+        try:
+            if chosen.is_exported:
+                assert example is not None, "torch.export follows models with an example"
+                self._exports = ExportCache(model, self.forward)
+                graph = self._exports.of(model, example, _num_samples(example)).graph
+            else:
+                arguments = default_arguments(self.forward) if example is None else example
+                graph = FxTracer(model, self.forward, arguments).graph(chosen.looked_into)
+            return Program.cut_at(graph, chosen.points)
+        except Exception as error:
+            raise UsageError(
+                f"the model of this rank, which has joined, cannot be cut where the others have cut theirs "
+                f"({', '.join(map(str, chosen.points))}): {brief(error)}. Build the same model on every rank"
+            ) from error
 
     def set_division(self, division: Division, removed: RemovedTensors) -> None:
         """Continue with the model as `division` has divided it."""

@@ -20,7 +20,7 @@ for longer than the limit. Whichever is seen first counts: the generation ends, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -268,7 +268,8 @@ class ElasticCoordinator(Coordinator):
         """Take the actions that the state of the membership requires."""
         membership = self.membership
         for worker in self._may_be_dismissed():
-            came_too_late = membership.is_finishing and worker.progress == NO_STATE and membership.has_begun
+            is_new = worker.progress == NO_STATE or worker.number in self._standing_by
+            came_too_late = membership.is_finishing and is_new and membership.has_begun
             if came_too_late or (worker.is_leaving and not membership.has_members and not self._waits_to_give(worker)):
                 yield from self._dismiss(worker.number)
         if membership.can_form(after_loss=self._was_lost):
@@ -284,7 +285,7 @@ class ElasticCoordinator(Coordinator):
                 "waiting": len(membership.waiting),
                 "needed": membership.min_num,
                 "replica": membership.shape.equation,
-                "missing": list(membership.missing_parts),
+                "missing": [] if membership.may_be_done else list(membership.missing_parts),
             }
             yield Publish(JobEvent("short" if is_short else "enough", fields))
 
@@ -355,7 +356,7 @@ class ElasticCoordinator(Coordinator):
             message: Message = {
                 "type": "assign",
                 "generation": self.generation,
-                "place": list(astuple(place)),
+                "place": list(vars(place).values()),
                 "progress": world.progress,
                 "needs_sync": world.needs_sync,
             }

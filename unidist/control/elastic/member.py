@@ -89,6 +89,10 @@ class Member:
         """Register an object to be rebound in each generation, by weak reference; see `unidist.elastic.rebinding`."""
         self._rebindables.append(weakref.ref(rebindable))
 
+    def remove_rebindable(self, rebindable: Any) -> None:
+        """Rebind this object no more: another one does so."""
+        self._rebindables = [each for each in self._rebindables if each() is not rebindable]
+
     def rebindables(self) -> list[Any]:
         """Return the registered objects that are still alive, in the order in which they were registered."""
         return [alive for reference in self._rebindables if (alive := reference()) is not None]
@@ -134,6 +138,11 @@ def present() -> Member | None:
     return _member
 
 
+def is_alone() -> bool:
+    """Return whether this process is to join an elastic job later, and is in no generation of it yet."""
+    return _member is not None and _member.assignment is None
+
+
 _member: Member | None = None
 
 
@@ -146,4 +155,4 @@ def _forget_in_child() -> None:
 
 os.register_at_fork(after_in_child=_forget_in_child)
 
-__all__ = ["Member", "WorkerPlace", "join", "present"]
+__all__ = ["Member", "WorkerPlace", "is_alone", "join", "present"]

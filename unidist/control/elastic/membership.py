@@ -276,7 +276,7 @@ class Membership:
         return self._seating(candidates, self._max_num).vacant if self.shape.size > 1 else ()
 
     @property
-    def _may_be_done(self) -> bool:
+    def may_be_done(self) -> bool:
         """There is a worker that has left the world in good order, and whose process has not ended yet."""
         return bool(self._in[Phase.DETACHED])
 
@@ -305,7 +305,7 @@ class Membership:
         number = len(chosen)
         if not number:
             return False
-        if self.has_begun and self._may_be_done and all(worker.progress == NO_STATE for worker in chosen):
+        if self.has_begun and self.may_be_done and all(worker.progress == NO_STATE for worker in chosen):
             return False  # they would begin again what others have just come to the end of
         return number >= self._num_needed
 

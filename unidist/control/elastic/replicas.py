@@ -7,6 +7,7 @@ replaced by a newcomer, which gets the part from one of these, or the survivors 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -105,7 +106,8 @@ def seat(shape: ReplicaShape, candidates: Sequence[Candidate], max_replicas: int
     """Form as many whole replicas as possible.
 
     Every worker that has a part keeps it: only newcomers take parts that are missing. Those that were in one replica
-    stay together if possible. Newcomers take places beside ranks of their own host along the inner axes.
+    stay together if possible, and if there are too many for a part, those of incomplete replicas are over. Newcomers
+    take places beside ranks of their own host along the inner axes.
 
     Args:
         shape: of a replica.
@@ -113,7 +115,8 @@ def seat(shape: ReplicaShape, candidates: Sequence[Candidate], max_replicas: int
         max_replicas: the most replicas.
     """
     holders: list[list[Candidate]] = [[] for _ in range(shape.size)]
-    for each in candidates:
+    num_left = Counter(each.replica for each in candidates if each.part is not None)
+    for each in sorted(candidates, key=lambda each: -num_left[each.replica]):
         if each.part is not None:
             holders[each.part].append(each)
     newcomers = [each for each in candidates if each.part is None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from unidist.buffer import Buffer, DType, copy
 from unidist.checkpoint.agreement import agree
@@ -19,10 +19,12 @@ from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.saving import plain
 from unidist.communicator import Communicator
+from unidist.control.elastic.replicas import ReplicaShape
 from unidist.elastic.peer.loading import Holding, HoldingIndex, take_over
-from unidist.elastic.peer.transfers import guards, lost_origins, places
+from unidist.elastic.peer.transfers import guards, lost_origins, places, twins
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import StateLostError
+from unidist.mesh import DATA_AXIS
 from unidist.negotiation.objects import gather_objects
 from unidist.negotiation.pickles import seal, unseal
 
@@ -42,12 +44,14 @@ class _Commit:
     Args:
         key: of the commit.
         keepers: for each participating rank, the rank that has a copy of its holding, see `guards`.
+        same: for each of them the others that hold the same, see `twins`.
         holdings: on this rank, by the rank whose state it is.
         memories: of the holdings.
     """
 
     key: Key
     keepers: list[int | None]
+    same: list[tuple[int, ...]]
     holdings: dict[int, Holding] = field(default_factory=dict)
     memories: list[Buffer] = field(default_factory=list)
 
@@ -63,6 +67,9 @@ class Peers:
         worker: number of this process in the job.
         host: number of its host.
         leaving: workers that will not be in the next generation.
+        part: of the model that this rank holds; ranks with equal parts hold the same, if it is not sharded over them.
+            None: the model is not divided.
+        replica: of a divided model that this rank belongs to.
     """
 
     communicator: Communicator
@@ -70,6 +77,8 @@ class Peers:
     worker: int = 0
     host: int = 0
     leaving: frozenset[int] = frozenset()
+    part: int | None = None
+    replica: int = 0
 
     @property
     def keep_copies(self) -> bool:
@@ -92,12 +101,13 @@ class PeerMemory:
         self._spare: list[Buffer] = []
         self._communicator: Communicator | None = None
 
-    def commit(self, peers: Peers, states: Mapping[str, KeepsState]) -> None:
+    def commit(self, peers: Peers, states: Mapping[str, KeepsState], *, is_sharded: bool = True) -> None:
         """Keep the present state, and the previous commit. Collective in a world of an elastic job.
 
         Args:
             peers: the present world.
             states: of the values, by section.
+            is_sharded: no other rank has what this one has; else those with the same part of the model have it, too.
 
         Raises:
             UnidistError: it cannot be kept, on this or another rank.
@@ -108,7 +118,7 @@ class PeerMemory:
         self.drop_older()
         communicator = peers.communicator
         key = (peers.generation, -1 if peers.generation >= 0 else peers.worker, self._number)
-        made = _Commit(key, [None] * communicator.size)
+        made = _Commit(key, [None] * communicator.size, [()] * communicator.size)
         own: Holding | None = None
         error: Exception | None = None
         try:
@@ -116,7 +126,7 @@ class PeerMemory:
         except Exception as exc:  # of whatever kind: the others must hear of it
             error = exc
         if peers.keep_copies:
-            self._exchange(peers, made, own, error)
+            self._exchange(peers, made, own, error, part=None if is_sharded else peers.part)
         elif error is not None:
             raise error
         assert own is not None
@@ -125,6 +135,11 @@ class PeerMemory:
         if peers.keep_copies:
             communicator.barrier().wait()  # all ranks have what they are to keep
         self._committed, self._communicator = key, communicator
+
+    @property
+    def committed(self) -> Key | None:
+        """The last commit that this rank has marked."""
+        return self._committed
 
     def drop_older(self) -> None:
         """Keep the last commit only."""
@@ -141,28 +156,34 @@ class PeerMemory:
         own = {rank: commit.holdings[rank]}
         take_over(SingleCommunicator(), own, {rank: [0]}, own, states, convert=self._convert, is_whole=False)
 
-    def load(self, peers: Peers, states: Mapping[str, KeepsState]) -> None:
-        """Load the last commit of rank 0 from the ranks that have its pieces. Collective.
+    def load(self, peers: Peers, states: Mapping[str, KeepsState]) -> Key | None:
+        """Load the last commit from the ranks that have its pieces. Collective.
+
+        That is the last one that any rank has marked as such: then all ranks of its generation have it. Of ranks that
+        have all been alone until now, it is that of rank 0.
 
         Args:
             peers: the present world.
             states: of the values, which are divided for the present number of ranks.
+
+        Returns:
+            The commit, if this rank had a part in it.
 
         Raises:
             StateLostError: a lost rank held the only copy of something.
         """
         communicator = peers.communicator
         keys: list[Key | None] = gather_objects(communicator, self._committed)
-        commit = self._find(keys[0])
+        latest = max(key for key in keys if key is not None)
+        commit = self._find(latest if latest[0] >= 0 else keys[0])
         gathered: list[_CommitContents | None] = gather_objects(
             communicator, None if commit is None else _CommitContents.of(commit)
         )
-        first = gathered[0]
-        assert first is not None, "rank 0 has its own commit"
-        contents = [_CommitContents(first.keepers, {}) if each is None else each for each in gathered]
-        lost = lost_origins(len(first.keepers), [each.holdings for each in contents])
+        first = next(each for each in gathered if each is not None)
+        contents = [_CommitContents(first.keepers, first.same, {}) if each is None else each for each in gathered]
+        lost = lost_origins([each.holdings for each in contents], first.same)
         if lost:
-            raise StateLostError(_lost_text(lost, first.keepers))
+            raise StateLostError(_lost_text(lost, first))
         holdings = {origin: held for each in reversed(contents) for origin, held in each.holdings.items()}
         holders = {
             origin: [rank for rank, each in enumerate(contents) if origin in each.holdings] for origin in holdings
@@ -171,6 +192,8 @@ class PeerMemory:
         take_over(communicator, holdings, holders, own, states, convert=self._convert)
         if commit is not None:
             self._commits, self._committed = [commit], commit.key
+            return commit.key
+        return None
 
     def _find(self, key: Key | None) -> _Commit | None:
         return next((commit for commit in self._commits if commit.key == key), None)
@@ -192,21 +215,23 @@ class PeerMemory:
             copy(piece.memory, memory.slice(offset, piece.nbytes))
         return Holding(identities, values, memory)
 
-    def _exchange(self, peers: Peers, commit: _Commit, own: Holding | None, error: Exception | None) -> None:
-        """Give this rank's holding to its guard, and take those that it guards."""
+    def _exchange(
+        self, peers: Peers, commit: _Commit, own: Holding | None, error: Exception | None, *, part: int | None
+    ) -> None:
+        """Give this rank's holding to its guard, unless others have the same, and take those that it guards."""
         communicator = peers.communicator
         header = bytearray() if own is None else seal((own.pieces, own.values), _COMMIT)
-        place = (peers.worker, tuple(peers.leaving), peers.host)
+        place = _Place(peers.worker, tuple(peers.leaving), peers.host, part, peers.replica)
         sizes = (len(header), 0 if own is None else own.memory.nbytes)
-        told: list[tuple[tuple[int, tuple[int, ...], int], tuple[int, int]]] = agree(
-            communicator, (place, sizes), error, _COMMIT
-        )
+        told: list[tuple[_Place, tuple[int, int]]] = agree(communicator, (place, sizes), error, _COMMIT)
         assert own is not None
-        leaving = {worker for (_, workers, _), _ in told for worker in workers}
-        keepers = guards(
-            [host for (_, _, host), _ in told],
-            [rank for rank, ((worker, _, _), _) in enumerate(told) if worker in leaving],
-        )
+        ranks = [each for each, _ in told]
+        workers = {worker for each in ranks for worker in each.leaving}
+        leaving = [rank for rank, each in enumerate(ranks) if each.worker in workers]
+        commit.same = twins([each.part for each in ranks], leaving)
+        replicas = None if peers.part is None else [each.replica for each in ranks]
+        guarding = guards([each.host for each in ranks], leaving, replicas)
+        keepers = [None if same else guard for same, guard in zip(commit.same, guarding, strict=True)]
         commit.keepers = keepers
         guarded = [origin for origin, keeper in enumerate(keepers) if keeper == communicator.rank]
         headers = Buffer.allocate(sum(told[origin][1][0] for origin in guarded), DType.UINT8)
@@ -249,22 +274,34 @@ class PeerMemory:
         return found
 
 
+class _Place(NamedTuple):
+    """What a rank tells the others of itself at a commit, see `Peers`; `part` is None if its state is sharded."""
+
+    worker: int
+    leaving: tuple[int, ...]
+    host: int
+    part: int | None
+    replica: int
+
+
 @dataclass(frozen=True)
 class _CommitContents:
     """A rank's part of the commit from which all ranks continue.
 
     Args:
         keepers: the ranks that had copies, see `_Commit`.
+        same: the ranks that held the same, see there.
         holdings: index of each holding that it has, by origin.
     """
 
     keepers: list[int | None]
+    same: list[tuple[int, ...]]
     holdings: dict[int, HoldingIndex]
 
     @classmethod
     def of(cls, commit: _Commit) -> _CommitContents:
         held = {origin: HoldingIndex(each.pieces, each.values) for origin, each in commit.holdings.items()}
-        return cls(commit.keepers, held)
+        return cls(commit.keepers, commit.same, held)
 
 
 class _Link:
@@ -283,16 +320,24 @@ def peers_of(runtime: Context) -> Peers:
     communicator, membership = runtime.owned(_Link).communicator, runtime.membership
     if membership is None:
         return Peers(communicator)
-    link = membership.link
+    link, mesh, rank = membership.link, runtime.mesh, runtime.topology.rank
+    shape = ReplicaShape.of(mesh)
     return Peers(
-        communicator, membership.generation, link.worker, runtime.topology.node_rank, frozenset(link.leaving_workers)
+        communicator,
+        membership.generation,
+        link.worker,
+        runtime.topology.node_rank,
+        frozenset(link.leaving_workers),
+        shape.part(rank, mesh.size(DATA_AXIS)) if shape.size > 1 else None,
+        shape.replica(rank, mesh.size(DATA_AXIS)),
     )
 
 
-def _lost_text(lost: Sequence[int], keepers: Sequence[int | None]) -> str:
-    copies = ", ".join(f"of rank {rank} by rank {keepers[rank]}" for rank in lost)
+def _lost_text(lost: Sequence[int], commit: _CommitContents) -> str:
+    others = {rank: commit.same[rank] or [commit.keepers[rank]] for rank in lost}
+    copies = ", ".join(f"of rank {rank} by rank {' and '.join(map(str, held))}" for rank, held in others.items())
     return (
-        f"the last commit of {len(keepers)} ranks cannot be brought together: ranks were lost at once that kept a "
-        f"share of the state and its only copy (the share {copies}). A share survives the loss of one rank, or of one "
-        "host where there are several. With --checkpoint-dir a job goes on from its latest checkpoint then"
+        f"the last commit of {len(commit.keepers)} ranks cannot be brought together: ranks were lost at once that kept "
+        f"a share of the state and its only copy (the share {copies}). A share survives the loss of one rank, or of "
+        "one host where there are several. With --checkpoint-dir a job goes on from its latest checkpoint then"
     )

@@ -46,7 +46,9 @@ class Transfer:
         return self.run.count * self.itemsize
 
 
-def guards(hosts: Sequence[int], leaving: Collection[int] = ()) -> list[int | None]:
+def guards(
+    hosts: Sequence[int], leaving: Collection[int] = (), replicas: Sequence[int] | None = None
+) -> list[int | None]:
     """Return for each rank which other one keeps a copy of what it has: on another host, where there is one.
 
     So that one lost rank, or one lost host, loses nothing.
@@ -54,12 +56,25 @@ def guards(hosts: Sequence[int], leaving: Collection[int] = ()) -> list[int | No
     Args:
         hosts: number of each rank's host.
         leaving: ranks that will not be there soon: they keep no copies, unless all of them are.
+        replicas: of the model that each rank belongs to, if the model is divided. Then copies are on another replica,
+            where there is one, and on another host of that if possible: without a lost rank all of its replica stand
+            by. None: the model is not divided.
 
     Returns:
         For each rank another one; None where there is no other.
     """
     staying = [rank for rank in range(len(hosts)) if rank not in leaving] or list(range(len(hosts)))
-    return [_guard(rank, hosts, staying) for rank in range(len(hosts))]
+    if replicas is None or len({replicas[rank] for rank in staying}) == 1:
+        return [_guard(rank, hosts, staying) for rank in range(len(hosts))]
+    num_kept = dict.fromkeys(staying, 0)
+    found: list[int | None] = []
+    for rank, replica in enumerate(replicas):
+        elsewhere = [each for each in staying if replicas[each] != replica]
+        far = [each for each in elsewhere if hosts[each] != hosts[rank]] or elsewhere
+        keeper = min(far, key=lambda each: (num_kept[each], each))
+        num_kept[keeper] += 1
+        found.append(keeper)
+    return found
 
 
 def _guard(rank: int, hosts: Sequence[int], staying: Sequence[int]) -> int | None:
@@ -74,14 +89,32 @@ def _guard(rank: int, hosts: Sequence[int], staying: Sequence[int]) -> int | Non
     return next((each for each in others if each > rank), others[0]) if others else None
 
 
-def lost_origins(size: int, held: Iterable[Collection[int]]) -> list[int]:
-    """Return the ranks of a generation of this size whose holdings no rank has any more.
+def twins(parts: Sequence[int | None], leaving: Collection[int] = ()) -> list[tuple[int, ...]]:
+    """Return for each rank the others that hold the same state, and will still be there: they need no copy of it.
 
     Args:
-        size: number of ranks when the state was committed.
-        held: by rank of today, the origins of the holdings that it has.
+        parts: of the model, by rank: ranks with equal parts hold the same; None: no other rank holds the same.
+        leaving: ranks that will not be there soon.
     """
-    return sorted(set(range(size)).difference(*held))
+    return [
+        tuple(
+            other
+            for other, its_part in enumerate(parts)
+            if part is not None and its_part == part and other != rank and other not in leaving
+        )
+        for rank, part in enumerate(parts)
+    ]
+
+
+def lost_origins(held: Iterable[Collection[int]], same: Sequence[Collection[int]]) -> list[int]:
+    """Return the ranks of the generation that has committed whose holdings no rank has any more.
+
+    Args:
+        held: by rank of today, the origins of the holdings that it has.
+        same: for each rank of that generation the others that held the same, see `twins`.
+    """
+    there = set[int]().union(*held)
+    return [origin for origin, others in enumerate(same) if not there & {origin, *others}]
 
 
 def places(pieces: Sequence[Identity]) -> tuple[list[int], int]:

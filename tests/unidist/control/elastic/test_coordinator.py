@@ -367,3 +367,15 @@ def test_the_job_says_what_it_waits_for_to_have_a_replica() -> None:
     desk.ready(0, progress=5, generation=0)
     assert desk.happened[-1].kind == "short"
     assert desk.happened[-1].fields == {"waiting": 1, "needed": 2, "replica": "pipeline(2)", "missing": [1]}
+
+
+def test_who_stands_by_is_let_go_when_the_others_have_come_to_the_end() -> None:
+    desk = Desk(first=4, shape=ReplicaShape(outer=2, equation="pipeline(2)"))
+    desk.come(0, 1, 2, 3)
+    desk.lose(3)
+    for worker in (0, 1, 2):
+        desk.ready(worker, progress=5, generation=0)
+    desk.say(0, "detached")
+    desk.do(desk.coordinator.end_worker(0, "exit code 0", now=desk.now, succeeded=True))
+    assert desk.last(1)["type"] == "dismissed"
+    assert desk.last(2)["type"] == "assign"

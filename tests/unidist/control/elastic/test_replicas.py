@@ -63,6 +63,7 @@ def test_without_a_newcomer_the_world_shrinks_by_a_replica_and_one_worker_is_ove
     assert found.num_replicas == 1
     assert len(found.over) == 1
     assert shape.part(found.over[0], 2) != shape.part(lost, 2)
+    assert shape.replica(found.over[0], 2) == shape.replica(lost, 2)
     assert [shape.part(worker, 2) for worker in found.workers] == list(found.parts) == [0, 1]
     assert found.vacant == (shape.part(lost, 2),)
 

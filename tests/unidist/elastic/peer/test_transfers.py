@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from unidist.buffer import DType
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import TensorInfo
 from unidist.checkpoint.format.writing import Identity
-from unidist.elastic.peer.transfers import Wanted, guards, lost_origins, missing, places, transfers
+from unidist.elastic.peer.transfers import Wanted, guards, lost_origins, missing, places, transfers, twins
 
 HOSTS = st.lists(st.integers(1, 4), min_size=1, max_size=5).map(
     lambda sizes: [host for host, size in enumerate(sizes) for _ in range(size)]
@@ -33,9 +34,9 @@ def test_one_lost_rank_or_one_lost_host_of_several_loses_nothing(hosts: list[int
         assert keepers == [None]
         return
     for lost in ranks:
-        assert lost_origins(len(hosts), held(keepers, [rank for rank in ranks if rank != lost])) == []
+        assert lost_origins(held(keepers, [rank for rank in ranks if rank != lost]), [()] * len(hosts)) == []
     for host in set(hosts) if len(set(hosts)) > 1 else ():
-        assert lost_origins(len(hosts), held(keepers, [rank for rank in ranks if hosts[rank] != host])) == []
+        assert lost_origins(held(keepers, [rank for rank in ranks if hosts[rank] != host]), [()] * len(hosts)) == []
 
 
 @settings(max_examples=50, deadline=None)
@@ -43,14 +44,14 @@ def test_one_lost_rank_or_one_lost_host_of_several_loses_nothing(hosts: list[int
 def test_whoever_leaves_loses_nothing(hosts: list[int], data: st.DataObject) -> None:
     leaving = data.draw(st.sets(st.integers(0, len(hosts) - 1), max_size=len(hosts) - 1))
     stay = [rank for rank in range(len(hosts)) if rank not in leaving]
-    assert lost_origins(len(hosts), held(guards(hosts, leaving), stay)) == []
+    assert lost_origins(held(guards(hosts, leaving), stay), [()] * len(hosts)) == []
 
 
 def test_copies_are_spread_evenly() -> None:
     assert guards([0, 0, 0, 0]) == [1, 2, 3, 0]
     assert guards([0, 0, 1, 1]) == [2, 3, 0, 1]
     assert guards([0, 0, 0, 1]) == [3, 3, 3, 0]
-    assert lost_origins(4, held(guards([0, 0, 0, 0]), [0, 3])) == [1]
+    assert lost_origins(held(guards([0, 0, 0, 0]), [0, 3]), [()] * 4) == [1]
 
 
 def cut(count: int, at: Sequence[int]) -> list[tuple[int, int]]:
@@ -122,3 +123,27 @@ def test_pieces_lie_one_behind_the_other(counts: list[int]) -> None:
     ends = [offset + 8 * count for offset, count in zip(offsets, counts, strict=True)]
     assert all(end <= begin for end, begin in zip(ends, [*offsets[1:], nbytes], strict=True))
     assert all(offset % 64 == 0 for offset in offsets)
+
+
+def test_ranks_with_the_same_part_of_a_model_need_no_copies_of_each_other() -> None:
+    same = twins([0, 0, 1, 1])
+    assert same == [(1,), (0,), (3,), (2,)]
+    own = [{rank} for rank in range(4)]
+    for lost in range(4):
+        assert lost_origins([held for rank, held in enumerate(own) if rank != lost], same) == []
+    assert lost_origins(own[:2], same) == [2, 3]
+    assert twins([0, 0, 1, 1], leaving=[1, 2]) == [(), (0,), (3,), ()]
+    assert twins([None, None]) == [(), ()]
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 0, 0], [0, 0, 1, 1]])
+def test_copies_of_a_divided_model_are_on_another_replica(hosts: list[int]) -> None:
+    replicas = [0, 1, 0, 1]  # pipeline=2
+    keepers = guards(hosts, replicas=replicas)
+    kept = held(keepers, range(4))
+    for lost in (0, 1):
+        there = [kept[rank] for rank in range(4) if replicas[rank] != lost]
+        assert lost_origins(there, [()] * 4) == []
+    for host in set(hosts) if len(set(hosts)) > 1 else ():
+        assert lost_origins([kept[rank] for rank in range(4) if hosts[rank] != host], [()] * 4) == []
+    assert guards([0, 0], replicas=[0, 0]) == [1, 0]

@@ -1,0 +1,135 @@
+"""Elastic jobs whose model is divided: a rank is killed, and the numbers are those of one process."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from elastic_job import ElasticJob
+
+import unidist.torch as ud
+
+pytestmark = pytest.mark.parallel
+
+LOST_AT = 5
+"""Steps that are done when workers are killed, in the forward pass of the next one."""
+
+SCRIPT = """
+import os, signal, sys, time
+import torch
+import unidist.torch as ud
+
+ud.init()
+torch.manual_seed(3)
+torch.set_num_threads(1)
+batch_size, victims, pace = int(sys.argv[1]), sys.argv[2].split(","), float(sys.argv[3])
+inputs = torch.randn(46, 8, dtype=torch.float64)
+data = torch.utils.data.TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
+layers = [torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
+model = torch.nn.Sequential(*layers).double()
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def die(module, args, output):
+    if os.environ.get("UNIDIST_WORKER") in victims and scheduler.last_epoch == int(sys.argv[4]):
+        say("dies", time.time())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+for layer in layers:
+    layer.register_forward_hook(die)
+
+policy = ud.elastic.Policy(state={"scheduler": scheduler}, after_step=scheduler.step)
+step = ud.TrainStep(model, optimizer, torch.nn.functional.mse_loss, elastic=policy)
+loader = ud.shard(torch.utils.data.DataLoader(data, batch_size=batch_size, shuffle=True), seed=5)
+for epoch in range(3):
+    for x, y in loader:
+        step(x, y)
+        say("step", scheduler.last_epoch, ud.rank(), ud.size(), os.getpid(), time.time())
+        time.sleep(pace)
+ud.save("final", model=step.model, optimizer=optimizer)
+say("done", ud.rank(), os.getpid(), scheduler.last_epoch)
+"""
+
+
+def start(folder: Path, options: list[str], *, victims: str, pace: float = 0.0) -> ElasticJob:
+    """Start the script on 4 ranks, two replicas of two, of which those with these numbers of workers are killed."""
+    (folder / "script.py").write_text(SCRIPT)
+    script = ["script.py", "4", victims, str(pace), str(LOST_AT)]
+    return ElasticJob.start(folder, ["-np", "4", "--min-np", "2", *options], script, {"OMP_NUM_THREADS": "1"})
+
+
+def check_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check that model and optimizer, as the job has saved them, are those of one process that nothing happened to."""
+    monkeypatch.chdir(folder)
+    (folder / "final").rename(folder / "found")
+    monkeypatch.setattr(sys, "argv", ["script.py", "8", "none", "0", "0"])
+    left = runpy.run_path("script.py")
+    model, optimizer = left["model"], left["optimizer"]
+    wanted = [value.clone() for value in model.state_dict().values()]
+    slots = [torch.as_tensor(value).clone() for state in optimizer.state.values() for value in state.values()]
+    ud.load("found", model=model, optimizer=optimizer)
+    found = [torch.as_tensor(value) for state in optimizer.state.values() for value in state.values()]
+    ud.shutdown()
+    torch.testing.assert_close(list(model.state_dict().values()), wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found, slots, rtol=1e-12, atol=1e-12)
+
+
+def pids(job: ElasticJob, size: int) -> dict[int, int]:
+    """Return the process of each rank, in the last world of this size."""
+    return {int(rank): int(pid) for _, rank, pid, _ in job.said(rf"step (\d+) (\d+) {size} (\d+) (\S+)")}
+
+
+def pause(job: ElasticJob) -> float:
+    """Return the seconds from the loss of a rank to the next step that counts."""
+    died = max(float(at) for (at,) in job.said(r"dies (\S+)"))
+    return min(float(at) for _, at in job.said(rf"step {LOST_AT + 1} \d+ \d+ (\d+) (\S+)")) - died
+
+
+@pytest.mark.parametrize("strategy", ["pipeline=2", "tensor=2"])
+def test_without_another_process_a_replica_goes_on(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(tmp_path, ["--strategy", strategy], victims="1") as job:
+        assert job.end(seconds=300) == 0, job.lines
+    assert len(job.events("lost")) == 1
+    assert job.events("generation")[1]["world_size"] == 2
+    before = dict(enumerate(int(event["pid"]) for event in job.events("process")))
+    assert set(pids(job, 2).values()) == {before[number] for number in job.events("generation")[1]["workers"]}
+    assert pause(job) < 10  # 0.5 s where nothing else runs
+    assert any("stands by: ranks train in whole replicas of the model" in line for line in job.lines)
+    check_numbers(tmp_path, monkeypatch)
+
+
+SPARE = ["--spares", "1"]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("strategy", "victim", "options"),
+    [
+        *((strategy, victim, SPARE) for strategy in ("pipeline=2", "tensor=2") for victim in "0123"),
+        ("pipeline=2,zero=1", "0", SPARE),
+        ("pipeline=2,zero=2", "3", []),
+        ("tensor=2,zero=1", "2", []),
+        ("tensor=2,zero=2", "0", SPARE),
+        ("pipeline=2,accumulate=2", "1", []),
+        ("pipeline=2:schedule=zb-h1", "3", SPARE),
+        ("pipeline=2,clip_norm=1", "2", SPARE),
+        ("tensor=2,clip_norm=1", "1", []),
+    ],
+)
+def test_any_rank_may_be_lost(
+    strategy: str, victim: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start(tmp_path, ["--strategy", strategy, *options], victims=victim, pace=0.5) as job:
+        assert job.end(seconds=300) == 0, job.lines
+    assert len(job.events("lost")) == 1
+    assert job.events("generation")[1]["world_size"] == (4 if options else 2)
+    if "clip_norm" not in strategy and "accumulate" not in strategy:
+        check_numbers(tmp_path, monkeypatch)
