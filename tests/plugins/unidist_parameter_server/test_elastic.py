@@ -124,7 +124,7 @@ def _found(job: ElasticJob) -> list[list[float]]:
     [
         ("torch", "async:scale=none"),
         ("torch", "async:scale=none:servers=2"),
-        ("keras", "async:scale=none"),
+        pytest.param("keras", "async:scale=none", marks=pytest.mark.soak),
         pytest.param("keras", "async:scale=none:servers=2", marks=pytest.mark.soak),
     ],
 )

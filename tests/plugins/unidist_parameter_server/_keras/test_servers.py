@@ -33,7 +33,8 @@ def servers(tensorflow_pools: PartPools) -> Iterator[RunningServers]:
     running.close()
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_synchronous_training_has_the_numbers_of_one_process(
     tensorflow_pools: PartPools, servers: RunningServers, size: int
 ) -> None:
