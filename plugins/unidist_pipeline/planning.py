@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 AXIS = "pipeline"
 LARGEST = 8
 """Ranks that are simulated; more are continued from these."""
+OUTSIDE = 2
+"""Stages without a block that a model can have: the embedding, and the head."""
 MOST = 4
 """Micro-batches for each of these ranks, likewise."""
 
@@ -74,10 +76,11 @@ def predicted(step: RankStep, pipe: Pipe, problem: SearchProblem) -> RankStep:
     """
     registry = problem.plugins.registry(ScheduleSpec)
     num_stages = pipe.num_ranks * pipe.stages(registry)
-    if problem.work.num_blocks < num_stages:
+    if problem.work.num_blocks + OUTSIDE < num_stages:
         raise ConfigurationError(
             f"pipeline={pipe.num_ranks}:schedule={pipe.schedule} has {num_stages} stages, but the model only "
-            f"{problem.work.num_blocks} blocks. Use a smaller pipeline, or a schedule with fewer stages on each rank."
+            f"{problem.work.num_blocks} blocks, and what comes before and after them. Use a smaller pipeline, or a "
+            "schedule with fewer stages on each rank."
         )
     model = problem.work.workload(1).model
     step = step.divided(

@@ -33,7 +33,7 @@ class Cluster:
         efficiency_inside: the part of the bandwidth of `inside` that collectives reach, by their size.
         efficiency_between: likewise between hosts. The default is `efficiency.PUBLISHED`, a constant.
         rings: gathers and reduce-scatters over several hosts go around one ring of all ranks, with p - 1 latencies, as
-            those of NCCL do. False: the fastest of `unidist.algorithms` on two levels.
+            those of NCCL do, and large all-reduces too. False: the fastest of `unidist.algorithms` on two levels.
     """
 
     flops: float
@@ -131,8 +131,12 @@ def _seconds(cluster: Cluster, operation: Operation, num_bytes: float, group: Gr
         return cluster._inside(operation, num_bytes, group.per_host)
     if cluster.rings and operation in ("reducescatter", "allgather"):
         return cluster._ring(operation, num_bytes, group)
-    if group.per_host == 1:
-        return cluster._between(operation, num_bytes, group.hosts)
+    if cluster.rings and operation == "allreduce":  # NCCL has a tree too, which costs about as much as two levels
+        return min(cluster._ring(operation, num_bytes, group), _two_levels(cluster, operation, num_bytes, group))
+    return _two_levels(cluster, operation, num_bytes, group)
+
+
+def _two_levels(cluster: Cluster, operation: Operation, num_bytes: float, group: Group) -> float:
     part = num_bytes / group.per_host
     match operation:
         case "allreduce":

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from unidist.errors import ConfigurationError
 
-PUBLISHED = 0.7
+PUBLISHED = 0.8
 """Between hosts, if nothing was measured: see docs/published.md, which says what papers report."""
 
 

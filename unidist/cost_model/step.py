@@ -104,6 +104,7 @@ class RankStep:
         blocks: of the model's blocks, what this rank has a part of.
         traffic: of the memory traffic of a block's operations that are no matrix products, what this rank has.
         tokens: of the tokens of a piece, what this rank has; what it moves of borders and keys is in proportion.
+        passed: of its part of a border, what it gives to the next stage of a pipeline.
         experts: of the rank's parameters, those that an axis of experts divides: their gradients are exchanged over
             fewer ranks, `unidist.mesh.SHARD_REPLICA_AXES`.
         order: how the pieces follow each other.
@@ -118,6 +119,7 @@ class RankStep:
     blocks: float = 1.0
     traffic: float = 1.0
     tokens: float = 1.0
+    passed: float = 1.0
     experts: float = 0.0
     order: Order = OneAfterTheOther()
     exchanges: tuple[Exchange, ...] = ()

@@ -263,7 +263,8 @@ class Outline:
         if not axis:
             return 0.0
         cluster = self.problem.cluster
-        return cluster.seconds("sendrecv", self._border(self._piece), cluster.group(self.plan.mesh, axis))
+        passed = self._border(self._piece) * self.step.passed
+        return cluster.seconds("sendrecv", passed, cluster.group(self.plan.mesh, axis))
 
     def _updating(self) -> float:
         """Return the seconds in which the optimizer reads and writes what it updates."""
