@@ -127,9 +127,13 @@ class FirstBatchCheck:
         return {rank: each for rank, each in enumerate(texts) if each}
 
 
-def first_batch_check(runtime: Context, plan: Plan) -> FirstBatchCheck | None:
-    """Return the check for a run with these settings; None if there is nothing to compare."""
+def first_batch_check(runtime: Context, plan: Plan, model: Any) -> FirstBatchCheck | None:
+    """Return the check of a whole model in a run with these settings; None if there is nothing to compare."""
     if not runtime.settings.verify.first or runtime.is_elastic or runtime.topology.world_size == 1:
+        return None
+    obstacles = (strategy.output_obstacle(model, runtime) for strategy in plan.strategies)
+    if obstacle := next((each for each in obstacles if each), ""):
+        _log.info("--verify: the model's outputs are not compared: %s", obstacle)
         return None
     return FirstBatchCheck(runtime, plan)
 

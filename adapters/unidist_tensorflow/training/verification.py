@@ -92,7 +92,7 @@ def output_check(model: Any, runtime: Context, plan: Plan) -> FirstBatchCheck | 
         runtime: whose ranks.
         plan: of the run.
     """
-    check = first_batch_check(runtime, plan) if plan.find(RunsSteps) is not None else None
+    check = first_batch_check(runtime, plan, model) if plan.find(RunsSteps) is not None else None
     if check is not None and check.computes:
         check.reference = _copied(model)
     return check

@@ -73,7 +73,7 @@ def output_check(model: torch.nn.Module, runtime: Context, plan: Plan, *, deferr
     changes = any(strategy.changes_model for strategy in plan.strategies)
     if not changes or deferred or any(tensor.is_meta for tensor in model.parameters()):
         return None
-    check = first_batch_check(runtime, plan)
+    check = first_batch_check(runtime, plan, model)
     if check is None:
         return None
     if not plan.model_axes:  # the others have had rank 0's values already

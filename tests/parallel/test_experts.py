@@ -1,0 +1,109 @@
+"""Expert parallelism in PyTorch gives the numbers of one process, alone and with other strategies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from part_pools import PartPools
+
+from unidist.testing.fixtures import RankPoolFactory
+
+pytest.importorskip("torch", reason="the training is in PyTorch")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+from _torch_experts import LAYERS, Case, errors_of, refusals, with_mean_over_holders, without_exchange
+
+pytestmark = pytest.mark.parallel
+
+CASES = {
+    2: [
+        *(Case(layer) for layer in LAYERS),
+        Case("one", uneven=True),
+        Case("losses", uneven=True),
+        Case("limited", uneven=True, step=True),
+        Case("modules", passes=2, strategy="expert=2,accumulate=2"),
+        Case("plain", strategy="expert=2,clip_norm=0.3"),
+        Case("modules", clips=True),
+        Case("plain", clips=True),
+        Case("plain", passes=2, twice=True),
+        Case("losses", strategy="expert=2,zero=1,clip_norm=0.3"),
+        Case("plain", strategy="expert=2,zero=2,accumulate=2", passes=2),
+        Case("losses", strategy="expert=2,activations=recompute"),
+        Case("switch", engine="gloo"),
+    ],
+    4: [
+        Case("losses", strategy="expert=2"),
+        Case("limited", strategy="expert=2", uneven=True),
+        Case("one", strategy="expert=4", uneven=True),
+        Case("switch", strategy="expert=4,zero=1"),
+        Case("modules", strategy="expert=2,zero=1,clip_norm=0.3"),
+        Case("plain", strategy="expert=2,zero=2:bucket_mb=0.001,clip_norm=0.3"),
+        Case("plain", strategy="expert=2,zero=1:shard=2"),
+        Case("plain", strategy="expert=2,clip_norm=0.3,accumulate=2", passes=2, step=True),
+        Case("losses", strategy="expert=2,tensor=2"),
+        Case("modules", strategy="expert=2,tensor=2,clip_norm=0.3"),
+        Case("plain", strategy="expert=2,pipeline=2:microbatches=2", step=True),
+        Case("modules", clips=True, strategy="expert=2"),
+        Case("plain", passes=2, twice=True, strategy="expert=2"),
+    ],
+    8: [
+        *(Case(layer, strategy=f"expert={size}") for layer in LAYERS for size in (2, 4, 8)),
+        Case("plain", strategy="expert=2,tensor=2,zero=1,clip_norm=0.3"),
+        Case("plain", strategy="expert=2,pipeline=2:microbatches=2,zero=1,clip_norm=0.3", step=True),
+        Case("plain", strategy="expert=2,tensor=2,pipeline=2:microbatches=2", step=True),
+    ],
+}
+
+
+@pytest.fixture(scope="session")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The pools that outlive a test, which the check for leaks lets be."""
+    return torch_pools
+
+
+def check(found: Sequence[dict[str, float | str]]) -> None:
+    wrong = {case: [each[case] for each in found] for case in found[0] if any(each[case] != 0.0 for each in found)}
+    assert not wrong, "\n".join(f"{case}: {outcomes}"[:2000] for case, outcomes in wrong.items())
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_numbers_are_those_of_one_process(torch_pools: PartPools, ranks: int) -> None:
+    check(torch_pools.get(ranks).run(errors_of, (CASES[ranks],)))
+
+
+@pytest.mark.soak
+def test_numbers_on_eight_ranks_are_those_of_one_process(rank_pool: RankPoolFactory) -> None:
+    check(rank_pool(8, env={"OMP_NUM_THREADS": "1"}).run(errors_of, (CASES[8],)))
+
+
+def test_losses_of_a_rank_alone_and_a_wrong_group_are_seen(torch_pools: PartPools) -> None:
+    assert min(torch_pools.get(2).run(without_exchange)) > 1e-6
+    assert min(torch_pools.get(2).run(with_mean_over_holders)) > 1e-6
+
+
+def test_checkpoints_load_at_other_numbers_of_ranks(torch_pools: PartPools, tmp_path: Path) -> None:
+    folders = [str(tmp_path / str(number)) for number in range(3)]
+    for layer in ("losses", "modules"):
+        folders = [f"{folder}{layer}" for folder in folders]
+        legs = [
+            (4, Case(layer, strategy="expert=4,zero=1", steps=1, saves=folders[0])),
+            (2, Case(layer, strategy="expert=2", steps=1, first=1, loads=folders[0], saves=folders[1])),
+            (1, Case(layer, strategy="data", steps=1, first=2, loads=folders[1], saves=folders[2])),
+            (4, Case(layer, strategy="expert=2,zero=2", steps=2, first=3, loads=folders[2])),
+        ]
+        for ranks, case in legs:
+            check(torch_pools.get(ranks).run(errors_of, ([case],)))
+
+
+def test_what_cannot_be_divided_is_refused(torch_pools: PartPools) -> None:
+    for found in torch_pools.get(2).run(refusals):
+        assert "no experts found in Sequential" in found["nothing"]
+        assert "MixtureOfExperts" in found["nothing"]
+        assert "forward(hidden_states, top_k_index, top_k_weights)" in found["nothing"]
+        assert "The list 'experts' is run by a forward" in found["list"]
+        assert "the 7 experts of '' do not divide over 2 ranks; choices: expert=1, expert=7" in found["odd"]
+        assert "zero=1 or zero=2 with expert" in found["zero"]
+        assert "at least 1" in found["size"]
