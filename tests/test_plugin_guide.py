@@ -29,6 +29,7 @@ from unidist.strategy import (
     ChoosesPrecision,
     GradientOwner,
     InitializesModels,
+    KeepsDivision,
     NamesPlugins,
     OutlivesRanks,
     OwnsParameters,
@@ -87,7 +88,7 @@ def test_every_strategy_can_be_made_from_a_strategy_line(modules: list[ModuleTyp
         assert (made.state() == {}) != (each.__name__ == "ClipUsual")
     capabilities = (
         GradientOwner, UpdateGate, ShardsUpdates, OwnsParameters, RunsSteps, ChoosesPrecision, SurvivesLoss,
-        NamesPlugins, InitializesModels, RunsSideProcesses, OutlivesRanks,
+        NamesPlugins, InitializesModels, KeepsDivision, RunsSideProcesses, OutlivesRanks,
     )  # fmt: skip
     for capability in capabilities:
         assert [each for each in found if issubclass(each, capability)], f"no example of {capability.__name__}"

@@ -19,6 +19,7 @@ __all__ = [
     "AUTO",
     "DurableOptions",
     "ElasticLimits",
+    "Fallback",
     "Host",
     "Job",
     "JobObserver",
@@ -117,6 +118,19 @@ def interval_of(value: float | str) -> timedelta | None:
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """How a job begins again from its latest checkpoint, when too few ranks for one replica of its model are left.
+
+    Args:
+        strategy: line of the strategies that it has then.
+        meshes: of these, by number of ranks; of numbers that they fit.
+    """
+
+    strategy: str
+    meshes: Mapping[int, Mesh]
+
+
+@dataclass(frozen=True)
 class ElasticLimits:
     """Limits for the number of ranks of a job, which may change while it runs.
 
@@ -138,6 +152,7 @@ class ElasticLimits:
         durable: checkpoints that the states of the job make; None: what the script and the environment say.
         mesh: of the job's strategies at the beginning; ranks train in whole replicas of a model that it divides. None:
             it divides no model.
+        fallback: what to do when there are too few ranks for one replica of the model; None: the job waits, and ends.
     """
 
     min_num: int
@@ -154,6 +169,7 @@ class ElasticLimits:
     orphan_timeout: timedelta = timedelta(seconds=60)
     durable: DurableOptions | None = None
     mesh: Mesh | None = None
+    fallback: Fallback | None = None
 
     @property
     def replica_size(self) -> int:

@@ -161,6 +161,8 @@ def run_job(
     )
     if elastic is not None and plan is not None:
         elastic = elastic_options.in_replicas(elastic, plan.mesh)
+    if elastic is not None:
+        elastic = elastic_options.with_fallback(elastic, options, manager)
     usable = launcher.availability()
     if not usable.usable:
         raise ConfigurationError(f"launcher {launcher_name!r} cannot be used on this machine: {usable.reason}")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from unidist.jobs.processes import describe_exit
+from unidist.launcher import Job
+from unidist_launch.elastic_job.fallback import fallback_of
 from unidist_launch.elastic_job.parts import ElasticParts
 from unidist_launch.elastic_job.workers import StartedWorker
 from unidist_launch.remote.failure import RankExit
@@ -27,6 +29,7 @@ class WorkerEnds:
 
     Attributes:
         verdict: why the job was given up; "" if it was not.
+        fallback: the job that goes on instead, with another strategy; None: there is none.
     """
 
     def __init__(self, parts: ElasticParts) -> None:
@@ -36,6 +39,7 @@ class WorkerEnds:
         self._failed: dict[int, RankExit] = {}  # since it began, by worker
         self._blame_by: float | None = None
         self.verdict = ""
+        self.fallback: Job | None = None
 
     def next_round(self) -> None:
         """Ends that are told from now on have come after those before."""
@@ -81,6 +85,20 @@ class WorkerEnds:
     def give_up(self, text: str) -> None:
         """End the job, and blame what failed first since something was achieved."""
         self._decide(text, self._parts.patience.failures, awaited=False)
+
+    def fall_short(self, text: str) -> None:
+        """There are too few processes: give the job up, or have another one go on with those that there are."""
+        parts = self._parts
+        if parts.ending.has_begun or self.verdict or self.fallback is not None:
+            return
+        hosts = [host.name for host in parts.hosts.present()]
+        self.fallback = fallback_of(parts.job, len(list(parts.workers)), hosts)
+        if self.fallback is None:
+            self.give_up(text)
+            return
+        strategy = self.fallback.env["UNIDIST_STRATEGY"]
+        parts.log.publish("fallback", reason=text, num_proc=self.fallback.num_proc, strategy=strategy)
+        parts.ending.begin(signal.SIGTERM)
 
     def turn(self, now: float) -> None:
         """End a job that was given up, if there is still nobody to blame."""
@@ -141,4 +159,4 @@ class WorkerEnds:
             self.give_up(impatient)
         elif parts.discovery is None and parts.slots.num_usable < parts.limits.min_ranks:
             left = f"{parts.slots.num_usable} slots are left that have not failed again and again"
-            self.give_up(f"{left}, and {parts.limits.needs}")
+            self.fall_short(f"{left}, and {parts.limits.needs}")

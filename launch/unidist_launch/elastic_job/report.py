@@ -56,6 +56,9 @@ def event_line(event: str, fields: Mapping[str, Any]) -> str:
         event == "short" and not fields.get("replica") and fields["waiting"] < fields["needed"]
     ):  # else they wait for processes that are ending
         return f"{fields['waiting']} processes wait until there are {fields['needed']} (--min-np)"
+    if event == "fallback":
+        ranks = "1 rank" if fields["num_proc"] == 1 else f"{fields['num_proc']} ranks"
+        return f"{fields['reason']}. The job begins again from its checkpoint, {ranks} with {fields['strategy']}"
     if event == "slot_given_up":
         return f"slot {fields['slot']} of host {fields['host']} is given up: {fields['failures']} failures in a row"
     if event == "hosts":

@@ -83,6 +83,11 @@ class ElasticRun:
         self._deadline: float | None = None if has_begun else time.monotonic() + job.start_timeout.total_seconds()
         self._signals = stack.enter_context(ForwardedSignals(self._parts.ending.on_signal))
 
+    @property
+    def fallback(self) -> Job | None:
+        """The job that is to go on instead, now that this one has ended; None: there is none."""
+        return None if self._parts.ending.signals else self._ends.fallback
+
     def run(self) -> int:
         """See the job through; returns the exit code.
 
@@ -168,6 +173,8 @@ class ElasticRun:
         if self._is_taken_back and not parts.is_finishing and not parts.ending.has_begun:
             parts.output.message("unidist: all hosts were taken back; the ranks have left")
             return 128 + signal.SIGTERM
+        if self.fallback is not None:
+            return 0  # of that job
         if verdict:
             parts.output.message(f"unidist: {verdict}")
         code = parts.ending.conclude(parts.output)
@@ -399,7 +406,7 @@ class ElasticRun:
             self._deadline = time.monotonic() + seconds
             parts.server.call(lambda: parts.coordinator.accept_fewer(now=time.monotonic()))
             return
-        self._ends.give_up(
+        self._ends.fall_short(
             f"there were too few processes for {seconds:g} seconds (--elastic-timeout): {parts.limits.needs}"
         )
 

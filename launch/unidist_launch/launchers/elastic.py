@@ -29,4 +29,6 @@ class ElasticLauncher(Launcher, RunsElasticJobs, StartsSideProcesses):
         if job.elastic is None:
             raise ConfigurationError("the elastic launcher is for elastic jobs: give --min-np, or --max-np.")
         with ExitStack() as stack:
-            return ElasticRun(job, stack).run()
+            run = ElasticRun(job, stack)
+            code = run.run()
+        return code if run.fallback is None else self.run(run.fallback)

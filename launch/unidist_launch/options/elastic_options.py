@@ -13,8 +13,10 @@ import click
 from unidist.errors import ConfigurationError
 from unidist.launcher import AUTO, DurableOptions, ElasticLimits, Host, interval_of
 from unidist.mesh import Mesh
+from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
 from unidist_launch.display.grouped_help import GroupedOption
+from unidist_launch.options.fallback import read_fallback
 
 ELASTIC_GROUP = "Elastic: ranks come and go"
 """Heading of the options of elastic jobs."""
@@ -117,6 +119,11 @@ OPTIONS: tuple[Decorator, ...] = (
         help="Time between two checkpoints (default: auto, so that they take less than 3.5 % of the time).",
     ),
     _option(
+        "--fallback-strategy",
+        metavar="LINE",
+        help="With too few ranks for the model, begin again from the latest checkpoint with this strategy instead.",
+    ),
+    _option(
         "--keep-last",
         type=click.IntRange(min=1),
         metavar="N",
@@ -153,6 +160,7 @@ def is_elastic(options: Mapping[str, Any]) -> bool:
         "checkpoint_dir",
         "checkpoint_interval",
         "keep_last",
+        "fallback_strategy",
     )
     given = next((name for name in others if options[name] not in (None, ())), None)
     if given is not None:
@@ -221,6 +229,30 @@ def in_replicas(limits: ElasticLimits, mesh: Mesh) -> ElasticLimits:
             f"{found.replica_size} each ({mesh}), and there is no number of these in between."
         )
     return found
+
+
+def with_fallback(limits: ElasticLimits, options: Mapping[str, Any], manager: PluginManager) -> ElasticLimits:
+    """Return the limits with the fallback that the options ask for, if any. After `in_replicas`.
+
+    Raises:
+        ConfigurationError: it cannot be used.
+    """
+    line = options["fallback_strategy"]
+    if line is None:
+        return limits
+    if limits.replica_size == 1:
+        raise ConfigurationError(
+            f"--fallback-strategy {line} is for jobs whose strategy divides the model over ranks, and this job's does "
+            "not: it goes on with any number of ranks."
+        )
+    if limits.durable is None:
+        raise ConfigurationError("--fallback-strategy begins again from a checkpoint; give --checkpoint-dir too.")
+    if limits.state_dir is not None:
+        raise ConfigurationError(
+            "--fallback-strategy and --state-dir: a launcher that takes over would not know which strategy the job has "
+            "by then; leave one of them out."
+        )
+    return replace(limits, fallback=read_fallback(line, limits.max_num, manager))
 
 
 def never_reached(limits: ElasticLimits, num_proc: int, hosts: tuple[Host, ...]) -> str:
