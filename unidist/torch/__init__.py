@@ -30,7 +30,7 @@ from unidist.horovod_api.lifecycle import (
     world,
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
+from unidist.torch import compression, context, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 from unidist_data_service._torch import data_service
 from unidist_torch.basics import buffer, cuda_built, device, empty, nccl_built, rocm_built, seed
 from unidist_torch.checkpoint.api import load, save
@@ -94,9 +94,9 @@ __all__ = [
     "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
     "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
     "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "clip_grad_norm_", "clip_grad_value_",
-    "compression", "cross_rank", "cross_size", "cuda_built", "data_rank", "data_service", "data_size", "ddl_built",
-    "device", "distribute", "elastic", "empty", "functions", "global_process_set", "gloo_built", "gloo_enabled",
-    "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "compression", "context", "cross_rank", "cross_size", "cuda_built", "data_rank", "data_service", "data_size",
+    "ddl_built", "device", "distribute", "elastic", "empty", "functions", "global_process_set", "gloo_built",
+    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "init", "is_homogeneous", "is_initialized", "join", "load", "load_pretrained", "local_rank", "local_size",
     "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "optimizer", "poll", "rank", "recv",

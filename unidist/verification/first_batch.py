@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unidist.errors import MismatchError
+from unidist.mesh import SAMPLE_AXES
 from unidist.negotiation import allgather_object
 from unidist.runtime import context
 from unidist.strategy.interface import Plan
@@ -40,14 +41,16 @@ class FirstBatchCheck:
 
     Attributes:
         computes: this rank runs the unchanged model: of ranks that have the same batch, one does.
-        divided: ranks hold parts of the model.
+        divided: ranks hold parts of the model, or compute parts of a sample.
         reference: on a rank that computes, a copy of the model before any strategy has changed it, with rank 0's
             values; None if it cannot be copied. The adapter sets it.
     """
 
     def __init__(self, runtime: Context, plan: Plan) -> None:
-        self.computes = all(runtime.axis_rank(axis) == 0 for axis in plan.model_axes)
-        self.divided = bool(plan.model_axes)
+        mesh = plan.mesh
+        same_batch = [axis for axis, size in mesh.axes.items() if size > 1 and axis not in mesh.members(SAMPLE_AXES)]
+        self.computes = all(runtime.axis_rank(axis) == 0 for axis in same_batch)
+        self.divided = bool(plan.model_axes or same_batch)
         self.reference: Any = None
         self._runtime = runtime
         self._plan = plan

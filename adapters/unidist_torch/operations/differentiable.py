@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["apply", "apply_group", "needs_gradients"]
+__all__ = ["apply", "apply_group", "inside", "needs_gradients"]
 
 Run = Callable[..., Any]
 
@@ -15,6 +15,23 @@ Run = Callable[..., Any]
 def needs_gradients(*tensors: torch.Tensor) -> bool:
     """Say whether gradients must flow through an operation on these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def inside(tensor: torch.Tensor, function: Run) -> torch.Tensor:
+    """Return `function(tensor)`, computed on the tensor inside if it is a subclass that wraps one.
+
+    Such a subclass has `__tensor_flatten__` and `__tensor_unflatten__`, see `torch.utils._python_dispatch`. For
+    functions that treat all elements of the wrapped tensor alike, whatever the wrapper says about them.
+    """
+    if not hasattr(tensor, "__tensor_flatten__"):
+        plain: torch.Tensor = function(tensor)
+        return plain
+    wrapper: Any = tensor
+    (name,), meta = wrapper.__tensor_flatten__()
+    wrapped: torch.Tensor = type(wrapper).__tensor_unflatten__(
+        {name: function(getattr(wrapper, name))}, meta, None, None
+    )
+    return wrapped
 
 
 def apply(tensor: torch.Tensor, run: Run, backward: Run) -> torch.Tensor:

@@ -130,7 +130,7 @@ def before_step(model: torch.nn.Module, runner: StepRunner, loss_fn: LossFunctio
             return outputs, loss_fn(outputs, _like(reference, targets))
 
     def found() -> tuple[Any, Any]:
-        return runner.predict(inputs), runner.evaluate(inputs, targets)
+        return _whole(runner.predict(inputs)), runner.evaluate(inputs, targets)
 
     with _random_states_kept():
         check.compare(expected, found, ("the output", "the loss"), _leaf)
@@ -144,9 +144,9 @@ def _compare_call(
     def run(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if check.divided:  # its dropout draws other numbers, by design
             with evaluating(module):
-                return module(*args, **kwargs)
+                return _whole(module(*args, **kwargs))
         with torch.no_grad(), _random_states_kept():
-            return module(*args, **kwargs)
+            return _whole(module(*args, **kwargs))
 
     def expected(reference: torch.nn.Module) -> tuple[Any, ...]:
         if is_changed:
@@ -283,6 +283,11 @@ def _like(reference: torch.nn.Module, values: Any) -> Any:
     if first is None or not first.is_meta:
         return values
     return pytree.tree_map(lambda each: each.to("meta") if isinstance(each, torch.Tensor) else each, values)
+
+
+def _whole(outputs: Any) -> Any:
+    """Return outputs with tensors that are divided over ranks (a divided sequence) whole. Collective if any is."""
+    return pytree.tree_map(lambda each: each.full_tensor() if hasattr(each, "full_tensor") else each, outputs)
 
 
 def _leaf(value: Any) -> Leaf | None:

@@ -17,7 +17,8 @@ from unidist.communicator import ReduceOp
 from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
-from unidist_torch.operations.differentiable import apply, needs_gradients
+from unidist_torch.operations.differentiable import apply as apply_plain
+from unidist_torch.operations.differentiable import inside, needs_gradients
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -161,6 +162,11 @@ class TensorAxis(RankBound):
 
         self._last_entered = _Entered(weakref.ref(x, forget), _state(x), made)
         return made
+
+
+def apply(x: torch.Tensor, run: Callable[..., torch.Tensor], backward: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return `run(x)`, with `backward` for its gradient. Of a sequence that is divided, on this rank's rows."""
+    return inside(x, lambda value: apply_plain(value, run, backward))
 
 
 class _Entered(NamedTuple):

@@ -1,0 +1,20 @@
+"""The strategy `context`: the tokens of each sample are divided over ranks, which all have the whole model.
+
+At the root are the strategy, its interface to frameworks (`binding`), its planning and what scripts of PyTorch use
+(`torch`, which alone imports a framework). `layout` is arithmetic on positions; `_torch` and `_keras` follow divided
+sequences through models, and neither knows the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_context_parallel.binding import ContextBinding
+    from unidist_context_parallel.strategy import Context
+
+__all__ = ["Context", "ContextBinding"]
+
+__getattr__ = lazy_names(__name__, {"binding": "ContextBinding", "strategy": "Context"})

@@ -1,0 +1,214 @@
+"""Attention of this rank's queries to blocks of keys and values, one after the other, with a running log-sum-exp.
+
+Dao et al. 2022 (https://arxiv.org/abs/2205.14135), section 3.1, with a rank's keys as a block, as in Ring Attention
+(Liu et al. 2023, https://arxiv.org/abs/2310.01889).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from unidist_context_parallel._torch.attention import kernel
+from unidist_context_parallel._torch.attention.kernel import Score
+from unidist_context_parallel.layout.blocks import Part, causal_parts
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one attention computes.
+
+    Args:
+        scale: of products of queries and keys.
+        causal: a query sees keys up to its own position.
+        positions: of this rank's queries.
+        groups: queries' heads for each head of keys and values.
+        dropout: probability with which weights are left out.
+        seed: of those numbers; differs between ranks.
+        learns_mask: the mask needs a gradient, for which blocks are computed undivided.
+    """
+
+    scale: float
+    causal: bool
+    positions: Indices
+    groups: int = 1
+    dropout: float = 0.0
+    seed: int = 0
+    learns_mask: bool = False
+
+
+class Forward:
+    """The running output.
+
+    Args:
+        job: see there.
+        q: this rank's queries, `(batch, heads, queries, width)`.
+        width: of values.
+        mask: None, or `(.., queries, all keys)`, broadcast.
+    """
+
+    def __init__(self, job: Job, q: torch.Tensor, width: int, mask: torch.Tensor | None) -> None:
+        batch, heads, rows = q.shape[:3]
+        dtype = kernel.accumulation_dtype(q.dtype)
+        self._job, self._q, self._mask = job, q, mask
+        # In memory as (batch, queries, heads, width): what follows an attention transposes it back.
+        self._output = q.new_zeros((batch, rows, heads, width), dtype=dtype).transpose(1, 2)
+        self._lse = q.new_full((batch, heads, rows), -torch.inf, dtype=dtype)
+        self.rests: list[tuple[Any, ...]] = []
+
+    def add(self, k: torch.Tensor, v: torch.Tensor, positions: Indices, number: int) -> None:
+        """Attend to a block of keys and values, `(batch, heads of keys, keys, width)`, at these positions."""
+        k, v = _repeated(k, self._job.groups), _repeated(v, self._job.groups)
+        for part, score in scores_of(self._job, self._mask, positions, number):
+            output, lse, rest = kernel.forward(
+                self._q[:, :, part.rows], k[:, :, part.columns], v[:, :, part.columns], score
+            )
+            self.rests.append(rest)
+            self._merge(self._output[:, :, part.rows], self._lse[:, :, part.rows], output, lse)
+
+    def result(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output, in the type of the queries, and its log-sum-exp."""
+        return self._output.to(self._q.dtype), self._lse
+
+    @staticmethod
+    def _merge(output: torch.Tensor, lse: torch.Tensor, new: torch.Tensor, new_lse: torch.Tensor) -> None:
+        new_lse = new_lse.to(lse.dtype)
+        total = torch.logaddexp(lse, new_lse)
+        base = torch.where(total == -torch.inf, 0.0, total)
+        output.mul_(torch.exp(lse - base)[..., None])
+        output.addcmul_(new.to(output.dtype), torch.exp(new_lse - base)[..., None])
+        lse.copy_(total)
+
+
+class Backward:
+    """The gradients of blocks.
+
+    Args:
+        job: see there.
+        gradient: of the output.
+        q: queries.
+        output: of forward.
+        lse: of forward.
+        mask: of forward.
+        mask_gradient: where the mask's gradient is added, or None.
+        rests: of forward.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        gradient: torch.Tensor,
+        q: torch.Tensor,
+        output: torch.Tensor,
+        lse: torch.Tensor,
+        mask: torch.Tensor | None,
+        mask_gradient: torch.Tensor | None,
+        rests: list[tuple[Any, ...]],
+    ) -> None:
+        gradient = gradient if gradient.stride(-1) == 1 else gradient.contiguous()
+        self._job, self._gradient, self._q, self._output, self._lse = job, gradient, q, output, lse
+        self._mask, self._mask_gradient = mask, mask_gradient
+        self._rests = iter(rests)
+        self.of_q = torch.zeros_like(q, dtype=kernel.accumulation_dtype(q.dtype))
+
+    def add(
+        self, k: torch.Tensor, v: torch.Tensor, positions: Indices, number: int, of_k: torch.Tensor, of_v: torch.Tensor
+    ) -> None:
+        """Add the gradients of a block to `of_k` and `of_v`, and to `of_q`. Blocks come in the order of forward."""
+        groups = self._job.groups
+        k, v = _repeated(k, groups), _repeated(v, groups)
+        for part, score in scores_of(self._job, self._mask, positions, number, self._mask_gradient):
+            rows, columns = part.rows, part.columns
+            found = kernel.backward(
+                self._gradient[:, :, rows], self._q[:, :, rows], k[:, :, columns], v[:, :, columns],
+                self._output[:, :, rows], self._lse[:, :, rows], score, next(self._rests),
+            )  # fmt: skip
+            self.of_q[:, :, rows].add_(found[0])
+            of_k[:, :, columns].add_(_summed(found[1], groups))
+            of_v[:, :, columns].add_(_summed(found[2], groups))
+
+
+def scores_of(
+    job: Job, mask: torch.Tensor | None, positions: Indices, number: int, mask_gradient: torch.Tensor | None = None
+) -> Iterator[tuple[Part, Score]]:
+    """Yield the parts of a block that are to be computed; the same in forward and in backward."""
+    rows = len(job.positions)
+    if not rows or not len(positions):
+        return
+    parts = (
+        causal_parts(job.positions, positions)
+        if job.causal
+        else [Part(slice(0, rows), slice(0, len(positions)), "full")]
+    )
+    for index, part in enumerate(parts):
+        seed = (job.seed + 0x9E3779B97F4A7C15 * (1 + 64 * number + index)) % 2**63
+        score = Score(job.scale, causal=part.kind == "causal", dropout=job.dropout, seed=seed)
+        if part.kind == "mixed":
+            queries, keys = job.positions[part.rows], positions[part.columns]
+            seen = torch.from_numpy(keys[None, :] <= queries[:, None])
+            yield part, replace(score, mask=seen)
+        elif mask is None:
+            yield part, score
+        else:
+            yield from _masked(job, mask, positions, part, score, mask_gradient)
+
+
+def _masked(
+    job: Job,
+    mask: torch.Tensor,
+    positions: Indices,
+    part: Part,
+    score: Score,
+    mask_gradient: torch.Tensor | None,
+) -> Iterator[tuple[Part, Score]]:
+    if job.learns_mask:
+        at = torch.from_numpy(positions).to(mask.device)
+        rows = _columns(mask, at)
+        gradient = torch.zeros_like(rows) if mask_gradient is not None else None
+        yield part, replace(score, mask=rows, mask_gradient=gradient)
+        if mask_gradient is None or gradient is None:
+            return
+        if mask.shape[-1] == 1:
+            mask_gradient.add_(gradient)
+        else:
+            mask_gradient.index_add_(-1, at, gradient)
+        return
+    runs = np.flatnonzero(np.diff(positions) != 1) + 1
+    bounds = [0, *runs.tolist(), len(positions)]
+    halves = [0, part.rows.stop // 2, part.rows.stop] if part.rows.stop > 1 else [0, part.rows.stop]
+    if len(bounds) > 5:
+        bounds, halves = [0, len(positions)], [0, part.rows.stop]
+    # A part that no query sees is left out, and one that all see needs no mask: half of a causal one. The rows of a
+    # zig-zag division are two runs of the same length.
+    for top, bottom in itertools.pairwise(halves):
+        for left, right in itertools.pairwise(bounds):
+            at = torch.from_numpy(positions[left:right]).to(mask.device)
+            block = _columns(mask, at)
+            block = block[..., top:bottom, :] if block.shape[-2] > 1 else block
+            unseen = ~block if block.dtype == torch.bool else block == -torch.inf
+            if bool(unseen.all()):
+                continue
+            plain = not bool(unseen.any()) if block.dtype == torch.bool else not bool(block.any())
+            found = Part(slice(top, bottom), slice(left, right), "full")
+            seed = (score.seed + 8 * top + left) % 2**63
+            yield found, replace(score, mask=None if plain else block, seed=seed)
+
+
+def _columns(mask: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    return mask if mask.shape[-1] == 1 else mask.index_select(-1, at)
+
+
+def _repeated(x: torch.Tensor, groups: int) -> torch.Tensor:
+    return x if groups == 1 else x.repeat_interleave(groups, 1)
+
+
+def _summed(x: torch.Tensor, groups: int) -> torch.Tensor:
+    return x if groups == 1 else x.view(x.shape[0], -1, groups, *x.shape[2:]).sum(2)

@@ -1,0 +1,1 @@
+"""Which token is on which rank: arithmetic on positions, without a framework."""

@@ -1,0 +1,89 @@
+"""Which parts of a block of attention scores a causal mask leaves, by positions."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Indices = npt.NDArray[np.int64]
+
+__all__ = ["Part", "causal_parts"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A rectangle of a block's scores.
+
+    Args:
+        rows: range of queries in the block.
+        columns: range of keys in the block.
+        kind: "full": every query sees every key. "causal": query i sees keys 0 to i. "mixed": as positions say.
+    """
+
+    rows: slice
+    columns: slice
+    kind: Literal["full", "causal", "mixed"]
+
+
+def causal_parts(queries: Indices, keys: Indices) -> list[Part]:
+    """Return what causal attention computes of a block, in disjoint parts: a query sees keys up to its own position.
+
+    With the zig-zag division that is one part: the causal half of a rank's own block, all of the first half of the keys
+    of an earlier rank, or the second half of the queries with all keys of a later one.
+
+    Args:
+        queries: positions, ascending.
+        keys: positions, ascending.
+    """
+    if not len(queries) or not len(keys):
+        return []
+    first = int(np.searchsorted(queries, keys[0]))  # queries before it see no key
+    end = int(np.searchsorted(keys, queries[-1], side="right"))  # keys from here on are seen by no query
+    rows, columns = slice(first, len(queries)), slice(0, end)
+    if first == len(queries) or not end:
+        return []
+    q, k = queries[rows], keys[columns]
+    if k[-1] <= q[0]:
+        return [Part(rows, columns, "full")]
+    if len(q) == len(k) and (q == k).all():
+        return [Part(rows, columns, "causal")]
+    # Runs of consecutive positions: all but those on the diagonal are full, or seen by nobody.
+    query_runs, key_runs = _runs(q), _runs(k)
+    if len(query_runs) * len(key_runs) > _MAX_PIECES:
+        return [Part(rows, columns, "mixed")]
+    parts: list[Part] = []
+    for start, stop in query_runs:
+        for left, right in key_runs:
+            parts += _of_runs(q[start:stop], k[left:right], first + start, left)
+    return parts
+
+
+_MAX_PIECES = 16
+
+
+def _of_runs(queries: Indices, keys: Indices, row: int, column: int) -> list[Part]:
+    """Return the parts of two runs, which begin at this row and column of the block."""
+    first, end = max(int(queries[0]), int(keys[0])), int(queries[-1]) + 1
+    last = min(int(keys[-1]) + 1, end)
+    if first >= end:
+        return []
+    begin, stop = row + first - int(queries[0]), row + end - int(queries[0])
+    before, after = column + max(0, first - int(keys[0])), column + last - int(keys[0])
+    parts = []
+    if before > column:
+        parts.append(Part(slice(begin, stop), slice(column, min(before, after)), "full"))
+    if last > first:
+        middle = begin + last - first
+        parts.append(Part(slice(begin, middle), slice(before, after), "causal"))
+        if middle < stop:
+            parts.append(Part(slice(middle, stop), slice(before, after), "full"))
+    return parts
+
+
+def _runs(positions: Indices) -> list[tuple[int, int]]:
+    breaks = [0, *(np.flatnonzero(np.diff(positions) != 1) + 1).tolist(), len(positions)]
+    return list(itertools.pairwise(breaks))

@@ -1,0 +1,25 @@
+"""Registers the strategy `context`."""
+
+from __future__ import annotations
+
+from unidist import hookimpl
+from unidist.registry import Registry
+from unidist.strategy import BindingSpec, StrategySpec
+
+
+@hookimpl
+def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
+    """Register `context`."""
+    registry.add(
+        StrategySpec(
+            "context",
+            "unidist_context_parallel.strategy:Context",
+            "divide the tokens of each sample over ranks, for long sequences; attention exchanges keys and values",
+        )
+    )
+
+
+@hookimpl
+def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
+    """Register the bindings to frameworks."""
+    registry.add(BindingSpec("context", "torch", "unidist_context_parallel._torch.binding:TorchContext"))
