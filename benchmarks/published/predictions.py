@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,10 @@ class MeasuredWork(Work):
     @override
     def workload(self, samples: int) -> Workload:
         return Workload(ModelFigures(self.parameters), optimizer="momentum", precision="fp32")
+
+    @override
+    def with_batch(self, batch: int) -> Work:
+        return replace(self, batch=batch)
 
     @override
     def forward(self, samples: int, itemsize: int) -> PieceWork:

@@ -24,6 +24,9 @@ BYTES = {"": 1e9, "B": 1.0} | {
 }
 SECONDS = {"S": 1.0, "MS": 1e-3, "US": 1e-6, "NS": 1e-9}
 _SIZES = ("layers", "hidden", "vocab", "sequence")
+_MORE = (
+    "heads", "attention", "dropout", "kv_heads", "ffn_hidden", "gated", "rotary", "untied", "experts", "top_k",
+)  # fmt: skip
 _NUMBER = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z]*)\s*")
 
 
@@ -53,6 +56,8 @@ def read_number(text: str, units: Mapping[str, float]) -> float | None:
     return float(found[1]) * units[found[2].upper()]
 
 
+SIZES = (*_SIZES, *(name for name in _MORE if name != "heads"))
+"""The options that describe a transformer, but for the heads, which a script's model may need too."""
 POSITIVE = click.IntRange(min=1)
 
 
@@ -64,6 +69,15 @@ def transformer_options(command: F) -> F:
         click.option("--vocab", type=POSITIVE, help="Words that it knows."),
         click.option("--sequence", type=POSITIVE, help="Length of a sample."),
         click.option("--heads", type=POSITIVE, help="Heads of its attention. Default: one for each 64 of the width."),
+        click.option(
+            "--kv-heads", type=POSITIVE, help="Heads of keys and values (GQA). Default: as many as of queries."
+        ),
+        click.option("--ffn-hidden", type=POSITIVE, help="Width inside of its MLPs. Default: 4 times its width."),
+        click.option("--gated", is_flag=True, default=None, help="MLPs of three matrices (SwiGLU), and no biases."),
+        click.option("--rotary", is_flag=True, default=None, help="Positions are rotations, without parameters."),
+        click.option("--untied", is_flag=True, default=None, help="The output has a matrix of its own."),
+        click.option("--experts", type=POSITIVE, help="MLPs of each block, of which a token goes through some."),
+        click.option("--top-k", type=POSITIVE, help="Through how many of them. Default: 1."),
         click.option(
             "--attention",
             type=click.Choice(["materialized", "fused"]),
@@ -94,9 +108,11 @@ def transformer(given: Mapping[str, Any], *, batch: int | None = None) -> Transf
 
     sizes = {name: given[name] for name in _SIZES if given[name] is not None}
     if not sizes:
-        for name in ("heads", "attention", "dropout"):
+        for name in _MORE:
             if given[name] is not None:
-                raise ConfigurationError(f"--{name} is about a transformer: give --{', --'.join(_SIZES)} too")
+                raise ConfigurationError(
+                    f"--{name.replace('_', '-')} is about a transformer: give --{', --'.join(_SIZES)} too"
+                )
         return None
     missing = [f"--{name}" for name in _SIZES if name not in sizes]
     if missing:
@@ -110,4 +126,11 @@ def transformer(given: Mapping[str, Any], *, batch: int | None = None) -> Transf
         batch=batch or 1,
         attention=given["attention"] or "materialized",
         dropout=given["dropout"] or "masks",
+        kv_heads=given["kv_heads"] or 0,
+        ffn_hidden=given["ffn_hidden"] or 0,
+        gated=bool(given["gated"]),
+        rotary=bool(given["rotary"]),
+        untied=bool(given["untied"]),
+        experts=given["experts"] or 1,
+        top_k=given["top_k"] or 1,
     )

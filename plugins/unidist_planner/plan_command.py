@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from unidist_planner.model_options import (
     FACTORS,
     POSITIVE,
     SECONDS,
+    SIZES,
     Number,
     read_number,
     transformer,
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from unidist.cost_model.cluster import Cluster
     from unidist.cost_model.collectives import Link
     from unidist.cost_model.work import Work
+    from unidist_planner.step_time.bench_links import BenchLinks
+    from unidist_planner.step_time.fit import Fit
     from unidist_planner.step_time.measurements import Measurements
 
 
@@ -70,6 +75,37 @@ class _LinkType(click.ParamType):  # type: ignore[type-arg]  # generic in some v
     help="Part of an exchange that can go on behind arithmetic.",
 )
 @click.option(
+    "--attention-flops", type=Number("number", FACTORS), help="Likewise in attention's products. Default: as --flops."
+)
+@click.option(
+    "--product-overhead", type=Number("time", SECONDS), help="What each matrix product takes in addition: 8us."
+)
+@click.option(
+    "--efficiency",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Part of the bandwidth between hosts that collectives reach. Default: what --bench says, else 0.8.",
+)
+@click.option(
+    "--collectives",
+    type=click.Choice(["ring", "fastest"]),
+    default="ring",
+    show_default=True,
+    help="Gathers over hosts go around a ring of all ranks (NCCL), or by the fastest of unidist's algorithms.",
+)
+@click.option(
+    "--bench",
+    "benches",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="File of unidist bench --json, of ranks on one host or on several: what its links reach. Repeatable.",
+)
+@click.option(
+    "--fit",
+    "runs",
+    type=click.Path(path_type=Path),
+    help="JSON of measured runs: correct the machines' figures by them.",
+)
+@click.option(
     "--measured", type=click.Path(path_type=Path), help="File of unidist doctor --measure: what is not given above."
 )
 @click.option(
@@ -101,12 +137,25 @@ def plan(*, batch: int, ranks: int, strategy: str, precision: Any, optimizer: st
     manager = PluginManager(Settings.read().disabled_plugins).load()
     work = _work(given, manager, batch, optimizer, precision)
     problem = SearchProblem(work, _cluster(given, ranks), ranks, manager)
+    fit: Fit | None = None
+    if given["runs"] is not None:
+        from unidist_planner.step_time.fit import fitted, read_runs
+
+        fit = fitted(read_runs(given["runs"], batch), problem)
+        problem = replace(problem, cluster=fit.cluster)
     found = search(problem, strategy)
+    script = _script(given["model"])
     if as_json:
-        click.echo(plan_output.as_json(found, problem))
+        click.echo(plan_output.as_json(found, problem, script=script, fit=fit))
     else:
-        plan_output.show(found, problem)
+        plan_output.show(found, problem, script=script, fit=fit)
     return int(not found.best)
+
+
+def _script(model: str | None) -> str:
+    """Return the script of the command that starts the plan: the file of --model, if it is one."""
+    source = (model or "").rpartition(":")[0]
+    return source if source.endswith(".py") else "train.py"
 
 
 def _work(given: dict[str, Any], manager: PluginManager, batch: int, optimizer: str, precision: Any) -> Work:
@@ -125,9 +174,11 @@ def _work(given: dict[str, Any], manager: PluginManager, batch: int, optimizer: 
                 "what is trained? Give --layers, --hidden, --vocab and --sequence of a transformer, or --model"
             )
         return TransformerWork(sizes, batch, optimizer, precision)
-    for name in ("layers", "hidden", "vocab", "sequence", "attention", "dropout"):
+    for name in SIZES:
         if given[name] is not None:
-            raise ConfigurationError(f"--model and --{name} both say what the model is; give one of them")
+            raise ConfigurationError(
+                f"--model and --{name.replace('_', '-')} both say what the model is; give one of them"
+            )
     from unidist_planner.memory.source import model_from
     from unidist_planner.step_time.counted import work_from
 
@@ -142,12 +193,20 @@ def _cluster(given: dict[str, Any], ranks: int) -> Cluster:
         ConfigurationError: something is neither given nor measured; names it.
     """
     from unidist.cost_model.cluster import Cluster
+    from unidist.cost_model.efficiency import Efficiency
     from unidist_planner.step_time.measurements import read
 
     measured: Measurements | None = None if given["measured"] is None else read(given["measured"])
     per_host = min(ranks, given["ranks_per_host"] or ranks)
     flops, inside, between = given["flops"], given["inside"], given["between"]
     messages = None
+    reached = {} if given["efficiency"] is None else {"efficiency_between": Efficiency.constant(given["efficiency"])}
+    for near, found in _benches(given["benches"], inside, between).items():
+        if near:
+            inside, reached["efficiency_inside"] = found.link, found.efficiency
+        else:
+            between = found.link
+            reached.setdefault("efficiency_between", found.efficiency)
     if measured is not None:
         flops = flops or measured.flops
         if inside is None:
@@ -174,4 +233,28 @@ def _cluster(given: dict[str, Any], ranks: int) -> Cluster:
         memory_bytes=given["memory"] or (measured.memory_bytes if measured else None),
         memory_bandwidth=given["memory_bandwidth"] or (measured.memory_bandwidth if measured else None),
         overlap=given["overlap"],
+        attention_flops=given["attention_flops"],
+        product_overhead=given["product_overhead"] or 0.0,
+        rings=given["collectives"] == "ring",
+        **reached,
     )
+
+
+def _benches(paths: Sequence[Path], inside: Link | None, between: Link | None) -> dict[bool, BenchLinks]:
+    """Return what files of `unidist bench` say, by whether their ranks were on one host; given links are their rates.
+
+    Raises:
+        ConfigurationError: two files are about the same kind of link, or one cannot be used.
+    """
+    if not paths:
+        return {}
+    from unidist_planner.step_time.bench_links import bench_links
+
+    found: dict[bool, BenchLinks] = {}
+    for path in paths:
+        one = bench_links(path, inside=inside, between=between)
+        if one.is_inside in found:
+            where = "on one host" if one.is_inside else "on several hosts"
+            raise ConfigurationError(f"--bench {path}: there is another file of ranks {where}; give one of them")
+        found[one.is_inside] = one
+    return found

@@ -12,14 +12,15 @@ from rich.table import Table
 from unidist.cost_model.step_interface import SearchProblem
 from unidist.cost_model.work import Work
 from unidist_planner.estimate_output import PLAIN
+from unidist_planner.step_time.fit import Fit
 from unidist_planner.step_time.prediction import Prediction
-from unidist_planner.step_time.reasons import bounds, holds, misses
+from unidist_planner.step_time.reasons import bounds, explained, holds, misses
 from unidist_planner.step_time.search import Found
 
 _GIGA = 1e9
 
 
-def as_json(found: Found, problem: SearchProblem) -> str:
+def as_json(found: Found, problem: SearchProblem, *, script: str, fit: Fit | None) -> str:
     """Return everything as JSON; times in seconds, sizes in bytes."""
     limit = problem.cluster.memory_bytes
     best = found.best[0] if found.best else None
@@ -30,6 +31,9 @@ def as_json(found: Found, problem: SearchProblem) -> str:
             "model": _model(problem.work),
             "unknown": _unknown(found),
             "memory": limit,
+            "fit": None if fit is None else fit.described(),
+            "why": list(explained(found, problem)),
+            "command": _command(found, problem, script),
             "tried": found.num_tried,
             "fitting": found.num_fitting,
             "best": [
@@ -73,9 +77,11 @@ def _described(item: Prediction, problem: SearchProblem) -> dict[str, Any]:
     }
 
 
-def show(found: Found, problem: SearchProblem) -> None:
-    """Print the table of the best, and why; then what would be faster if it fitted."""
+def show(found: Found, problem: SearchProblem, *, script: str, fit: Fit | None) -> None:
+    """Print the table of the best, and why; then what would be faster if it fitted, and how to start the best."""
     console = Console()
+    for line in () if fit is None else fit.lines():
+        console.print(escape(line), highlight=False, soft_wrap=True)
     limit = problem.cluster.memory_bytes
     counts = (
         f"{found.num_tried:,} plans tried, {found.num_fitting:,} fit" if limit else f"{found.num_tried:,} plans tried"
@@ -95,8 +101,6 @@ def show(found: Found, problem: SearchProblem) -> None:
         for number, item in enumerate(found.best, start=1):
             console.print(f"{number}. [bold]{escape(item.line or PLAIN)}[/bold]", highlight=False, soft_wrap=True)
             console.print(f"   {escape(bounds(item))}; {holds(item, limit)}.", highlight=False, soft_wrap=True)
-        command = f"unidist launch -np {problem.world_size} {_argument(found.best[0])}..."
-        console.print(f"\n{escape(command)}", highlight=False, soft_wrap=True)
     else:
         console.print("[red]Nothing fits.[/red] Closest:")
     best = found.best[0] if found.best else None
@@ -107,10 +111,23 @@ def show(found: Found, problem: SearchProblem) -> None:
             console.print(
                 f"- {escape(item.line or PLAIN)}: {misses(item, limit, best)}.", highlight=False, soft_wrap=True
             )
+    if found.best:
+        console.print("\nWhy the first one:", highlight=False)
+        for line in explained(found, problem):
+            console.print(f"- {escape(line)}", highlight=False, soft_wrap=True)
+        console.print(f"\n{escape(_command(found, problem, script))}", highlight=False, soft_wrap=True)
 
 
-def _argument(item: Prediction) -> str:
-    return f"--strategy {item.line} " if item.line else ""
+def _command(found: Found, problem: SearchProblem, script: str) -> str:
+    """Return the command that starts the best plan; "" if none fits."""
+    if not found.best:
+        return ""
+    words = ["unidist launch", f"-np {problem.world_size}"]
+    if problem.cluster.ranks_per_host < problem.world_size:
+        words.append("--hostfile hosts.txt")
+    if found.best[0].line:
+        words.append(f"--strategy {found.best[0].line}")
+    return " ".join([*words, script])
 
 
 def _table(found: Found, problem: SearchProblem) -> Table:

@@ -73,6 +73,10 @@ class Work(ABC):
         """Return the same for the estimator of memory, with `samples` in one forward pass of one rank."""
 
     @abstractmethod
+    def with_batch(self, batch: int) -> Work:
+        """Return the same with another batch of one update."""
+
+    @abstractmethod
     def forward(self, samples: int, itemsize: int) -> PieceWork:
         """Return what a forward pass of the whole model computes; a backward pass computes twice as much.
 

@@ -95,6 +95,10 @@ class CountedWork(Work):
         return Workload(self._figures, self.optimizer, self.precision, kept)
 
     @override
+    def with_batch(self, batch: int) -> Work:
+        return replace(self, batch=batch)
+
+    @override
     def forward(self, samples: int, itemsize: int) -> PieceWork:
         """The traffic is twice what the blocks keep, as for a transformer."""
         factor, blocks = samples / self.counted.samples, self.counted.blocks

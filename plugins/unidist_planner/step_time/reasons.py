@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from unidist.cost_model.step_interface import SearchProblem
 from unidist_planner.step_time.prediction import Prediction
+from unidist_planner.step_time.search import Found
 
 _GIGA = 1e9
 _WORTH_SAYING = 0.01
@@ -38,3 +40,30 @@ def misses(found: Prediction, limit: float, best: Prediction | None) -> str:
         f"{most.num_bytes / _GIGA:.3g} of it for {most.name}"
     )
     return said if best is None else f"{said}; it would take {found.seconds / best.seconds:.0%} of the best one's time"
+
+
+def explained(found: Found, problem: SearchProblem) -> tuple[str, ...]:
+    """Return why the best division was chosen, in three lines: its time, its memory, and the next one; () if none fits.
+
+    Args:
+        found: by a search.
+        problem: of the search.
+    """
+    if not found.best:
+        return ()
+    best, limit = found.best[0], problem.cluster.memory_bytes
+    time = f"time: {best.seconds:.3g} s for a step, {bounds(best)}"
+    memory = f"memory: a rank {holds(best, limit)}"
+    if found.misses and limit is not None:
+        memory += f"; {found.misses[0].line or 'plain data parallelism'} {misses(found.misses[0], limit, best)}"
+    else:
+        memory += "; nothing that is faster was left out for want of it"
+    if len(found.best) < 2:
+        return time, memory, "next: no other division goes together"
+    other = found.best[1]
+    ours, theirs = ({part.name: part.seconds for part in item.parts} for item in (best, other))
+    longer = max(theirs, key=lambda name: theirs[name] - ours.get(name, 0.0))
+    more = theirs[longer] - ours.get(longer, 0.0)
+    line = other.line or "plain data parallelism"
+    said = f"next: {line} takes {other.seconds / best.seconds - 1:.1%} longer"
+    return time, memory, f"{said}, {more:.2g} s of it more for {longer}" if more > 0 else said

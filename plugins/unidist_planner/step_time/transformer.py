@@ -19,8 +19,8 @@ class TransformerWork(Work):
     Floating-point operations by Narayanan et al. 2021 (https://arxiv.org/abs/2104.04473), appendix: two for each
     element of a matrix and each token, and 4 s^2 h for attention: for GPT-2 24 s h^2 + 4 s^2 h for a sample's block and
     2 s h v for the head. Kernels of fused attention leave out the half that a causal mask hides, so these count, but
-    take no time. Whatever is kept for the backward pass was written once and is read once, so the traffic of a forward pass is
-    taken to be twice the activations of a block.
+    take no time. Whatever is kept for the backward pass was written once and is read once, so the traffic of a forward
+    pass is taken to be twice the activations of a block.
 
     Args:
         transformer: sizes; its `batch` does not count.
@@ -53,6 +53,10 @@ class TransformerWork(Work):
     def workload(self, samples: int) -> Workload:
         transformer = replace(self.transformer, batch=samples)
         return Workload(transformer.figures(), self.optimizer, self.precision, transformer)
+
+    @override
+    def with_batch(self, batch: int) -> Work:
+        return replace(self, batch=batch)
 
     @override
     def forward(self, samples: int, itemsize: int) -> PieceWork:

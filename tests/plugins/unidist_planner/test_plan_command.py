@@ -57,6 +57,57 @@ def test_the_table_ends_with_a_command_to_launch() -> None:
     assert max(map(len, done.stdout.splitlines()[:8])) <= 80
 
 
+def test_three_lines_say_why_and_the_last_one_starts_it() -> None:
+    line = f"{MODEL} {MACHINE} -np 16 --ranks-per-host 8 --between 10us:10GB --memory 1.2GB"
+    described = found(line)
+    time, memory, following = described["why"]
+    assert time.startswith("time: ")
+    assert "% arithmetic" in time
+    assert "of 1.2 GB" in memory
+    assert described["best"][1]["strategy"] in following
+    assert "longer" in following
+    best = described["best"][0]["strategy"]
+    assert described["command"] == f"unidist launch -np 16 --hostfile hosts.txt --strategy {best} train.py"
+    printed = run(line).stdout
+    assert printed.rstrip().endswith(described["command"])
+    assert all(each in printed for each in described["why"])
+
+
+def test_other_transformers_have_their_own_parameters() -> None:
+    llama = (
+        "--layers 32 --hidden 4096 --heads 32 --kv-heads 8 --ffn-hidden 14336 --gated --rotary --untied "
+        "--attention fused --dropout none --vocab 128256 --sequence 8192"
+    )
+    described = found(f"{llama} --batch 8 {MACHINE} -np 8")
+    assert described["model"]["parameters"] == 8_030_261_248
+    mixtral = found(f"{llama} --experts 8 --top-k 2 --batch 8 {MACHINE} -np 8")
+    assert mixtral["model"]["parameters"] == 8_030_261_248 + 32 * (7 * 3 * 4096 * 14336 + 8 * 4096)
+    assert mixtral["model"]["flops"] > described["model"]["flops"]
+
+
+def test_small_products_and_slow_links_between_hosts_cost_time() -> None:
+    plain = f"{MODEL} {MACHINE} -np 16 --ranks-per-host 8 --between 10us:10GB --strategy data=16 --overlap 0"
+    seconds = found(plain)["best"][0]["seconds"]
+    for more in ("--efficiency 0.3", "--product-overhead 50us", "--attention-flops 2T"):
+        assert found(f"{plain} {more}")["best"][0]["seconds"] > seconds, more
+    ring, fastest = (
+        found(f"{plain.replace('data=16', 'zero=3')} --collectives {kind}")["best"][0]["seconds"]
+        for kind in ("ring", "fastest")
+    )
+    assert ring > fastest
+
+
+def test_runs_of_the_user_s_own_correct_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text('[{"strategy": "accumulate=4", "ranks": 4, "seconds": 10.0}]')
+    line = f"{MODEL} {MACHINE} -np 4 --strategy accumulate=4,data=4"
+    before = found(line)["best"][0]["seconds"]
+    after = found(f"{line} --fit {tmp_path}/runs.json")
+    assert before < 5
+    assert after["best"][0]["seconds"] == pytest.approx(10.0, rel=0.01)
+    assert after["fit"]["runs"][0]["before"] == pytest.approx(before)
+    assert "Fitted to 1 run" in run(f"{line} --fit {tmp_path}/runs.json").stdout
+
+
 def test_if_nothing_fits_the_exit_code_says_so() -> None:
     done = run(f"{MODEL} {MACHINE} -np 2 --memory 100MB")
     assert done.return_value == 1
