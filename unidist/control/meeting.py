@@ -57,10 +57,8 @@ class Meeting:
             return
         del self._rounds[number]
         self._num_done = number + 1
-        runs = [
-            [payload, len(list(equal))]
-            for payload, equal in itertools.groupby(payloads[each] for each in range(self.world_size))
-        ]
+        ordered = (payloads[each] for each in range(self.world_size))
+        runs = [(payload, sum(1 for _ in equal)) for payload, equal in itertools.groupby(ordered)]
         if sum(len(payload) for payload, _ in runs) > MAX_FRAME_BYTES // 2:
             yield from self.fail("ConfigurationError", f"{self.world_size} ranks gave more than a message holds", ())
             return

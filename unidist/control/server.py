@@ -28,7 +28,7 @@ S = TypeVar("S", bound=Service)
 HANDSHAKE_SEC = 5.0
 """Longest time for a connection to prove that it knows the secret, however busily it talks."""
 
-MAX_STRANGERS = 1024
+MAX_STRANGERS = 512
 """Connections that have not proved anything yet, half of what may be open at most. Others wait to be accepted."""
 
 STRANGER_SEC = 1.0
@@ -94,6 +94,7 @@ class ControlServer:
         self._num_refused = 0
         self._calls: deque[Callable[[], Iterable[Action]]] = deque()
         self._events: deque[object] = deque()
+        self._is_woken = False
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.events_fd, self._events_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         """Readable when `take_events` has something, or may have."""
@@ -150,8 +151,10 @@ class ControlServer:
         self.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it is full: the thread will wake
-            os.write(self._wake_write, b"\0")
+        if not self._is_woken:  # after what it wakes for is there; the thread looks for that after it has reset this
+            self._is_woken = True
+            with contextlib.suppress(BlockingIOError):  # it is full: the thread will wake
+                os.write(self._wake_write, b"\0")
 
     def _run(self) -> None:
         next_tick = 0.0
@@ -180,6 +183,7 @@ class ControlServer:
             os.read(self._wake_read, 4096)
 
     def _do_calls(self) -> None:
+        self._is_woken = False
         while self._calls:
             self._decide(self._calls.popleft()())
 

@@ -157,7 +157,8 @@ class PeerLinks:
 
     def _connected(self, peer: _Peer) -> None:
         sock, peer.connecting = peer.connecting, None
-        assert sock is not None
+        if sock is None:  # what came before in this turn had it closed
+            return
         self._selector.unregister(sock)
         try:
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

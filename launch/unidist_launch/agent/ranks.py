@@ -248,11 +248,11 @@ class AgentRanks:
         self._places = tuple(Topology(*place) for place in message["places"])
         variables = {
             "UNIDIST_CONTROL_ADDRESS": self._server,
-            "UNIDIST_HOST_ADDRESS": message["addresses"][self._order.host],
+            "UNIDIST_HOST_ADDRESS": str(message["address"]),
             "UNIDIST_GENERATION": str(message["generation"]),
             **({"UNIDIST_JOB_VALUES": self._server} if message["values"] else {}),
         }
-        defaults = {"MASTER_ADDR": message["addresses"][0], "MASTER_PORT": str(message["master_port"])}
+        defaults = {"MASTER_ADDR": str(message["master"]), "MASTER_PORT": str(message["master_port"])}
         secret = bytes.fromhex(self._order.secret)
         # Ranks of a host meet by what stands before the slash; each agent sweeps its own, by all of it.
         job_id = f"{self._order.job_id}.{self._places[0].node_rank}/{self._order.host}"

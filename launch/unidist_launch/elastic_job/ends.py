@@ -38,6 +38,7 @@ class WorkerEnds:
         self._members: set[int] = set()  # of the present world
         self._failed: dict[int, RankExit] = {}  # since it began, by worker
         self._blame_by: float | None = None
+        self._has_finished = False
         self.verdict = ""
         self.fallback: Job | None = None
 
@@ -123,6 +124,9 @@ class WorkerEnds:
         """The script has come to its end on a rank: those that were never in a world have come too late."""
         parts = self._parts
         parts.is_finishing = True
+        if self._has_finished:
+            return  # nothing was started since
+        self._has_finished = True
         for worker in parts.workers:
             if worker.joined is None and not worker.is_leaving:
                 worker.is_leaving = True

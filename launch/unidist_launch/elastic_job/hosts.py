@@ -76,6 +76,7 @@ class ElasticHosts:
         self._selector = selector
         self._next_index = next_index
         self._old: list[AgentProcess] = []
+        self._outside: str | None = ""  # an address of this host that others have reached; None: to be looked up
         self.by_name: dict[str, ElasticHost] = {}
 
     def by_index(self, index: int) -> ElasticHost | None:
@@ -127,11 +128,13 @@ class ElasticHosts:
         was_steady = host.facts is not None and now - host.came_at >= STEADY_SEC
         host.failures = 1 if was_steady else host.failures + 1
         host.agent, host.facts, host.index, host.is_awaited = None, None, -1, False
+        self._outside = None
         host.free_at = now + min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2.0 ** (host.failures - 1))
 
     def came(self, host: ElasticHost, facts: Message, now: float) -> None:
         """The agent of a host is there."""
         host.facts = facts
+        self._outside = None
         host.listens_at = ""
         host.came_at = now
         host.is_awaited = False
@@ -179,9 +182,12 @@ class ElasticHosts:
         """Return the address at which the others reach a host; the launcher's own is known by what they reached."""
         assert host.facts is not None
         address = str(host.facts["address"])
-        reached = [str(each.facts["launcher"]) for each in self.by_name.values() if each.facts is not None]
-        outside = [each for each in reached if not _is_loopback(each)]
-        return outside[0] if _is_loopback(address) and outside else address
+        if not _is_loopback(address):
+            return address
+        if self._outside is None:
+            reached = (str(each.facts["launcher"]) for each in self.by_name.values() if each.facts is not None)
+            self._outside = next((each for each in reached if not _is_loopback(each)), "")
+        return self._outside or address
 
     def reap(self) -> None:
         """Let go of the processes of lost agents that have ended."""

@@ -71,6 +71,8 @@ class ElasticRun:
         self._roster = SideRoster(job, self, reports, may_grow=True)
         stack.callback(self._roster.close)
         self._placed_by: float | None = None
+        self._are_hosts_new = False
+        self._peers_told: dict[int, list[list[Any]]] = {}
         self._is_concluding = False
         if job.has_side_processes:
             self._observation.attach(self._roster, parts.connect_values)
@@ -202,6 +204,7 @@ class ElasticRun:
                 self._hear_host(event.host, event.message)
             elif isinstance(event, HostLost):
                 self._lose_host(event.host, event.reason)
+        self._connect_hosts()
         self._roster.turn()
 
     def _welcome(self, index: int, facts: Message) -> None:
@@ -216,7 +219,7 @@ class ElasticRun:
             parts.log.publish("host_joined", host=host.name, index=index, **told)
             if is_back:
                 self._resumption.welcome(host, facts)
-            self._connect_hosts()
+            self._are_hosts_new = True
             if facts.get("terminating"):
                 self._terminate_host(index)
 
@@ -246,7 +249,7 @@ class ElasticRun:
             self._ends.end_worker(int(message["worker"]), int(message["returncode"]))
         elif kind == "listening":
             parts.links.listens(index, int(message["port"]))
-            self._tell_peers()
+            self._are_hosts_new = True
         elif kind == "link":
             reached, silent_sec = bool(message["reached"]), float(message["silent_sec"])
             parts.links.told(index, int(message["peer"]), reached=reached, silent_sec=silent_sec, now=time.monotonic())
@@ -279,7 +282,7 @@ class ElasticRun:
         text = f"host {host.name} was lost: {reason}{'; ' + said if said else ''}"
         parts.log.publish("host_lost", host=host.name, reason=reason)
         parts.links.lost(index)
-        self._tell_peers()
+        self._are_hosts_new = True
         parts.hosts.lost(host, time.monotonic())
         for worker in parts.workers.of_host(index):
             self._ends.end_worker(worker.number, 1, host_lost=text)
@@ -288,7 +291,13 @@ class ElasticRun:
     # Hosts that do not reach each other
 
     def _connect_hosts(self) -> None:
-        """Have the agents of several hosts listen for each other, at the addresses that their ranks will use."""
+        """Have the agents of several hosts listen for each other, at the addresses that their ranks will use.
+
+        Once in a turn, in which many may have come or gone.
+        """
+        if not self._are_hosts_new:
+            return
+        self._are_hosts_new = False
         parts = self._parts
         present = parts.hosts.present()
         for host in present if len(present) > 1 else ():
@@ -296,21 +305,23 @@ class ElasticRun:
             if host.listens_at != address:
                 host.listens_at = address
                 parts.tell({"type": "listen", "address": address}, host.index)
-
-    def _tell_peers(self) -> None:
-        parts = self._parts
-        listening = [
-            [host.index, host.listens_at, port]
-            for host in parts.hosts.present()
-            if (port := parts.links.port(host.index))
-        ]
-        for host in parts.hosts.present():
-            peers = [peer for peer in listening if peer[0] != host.index]
-            parts.tell({"type": "peers", "peers": peers}, host.index)
+        listens_at = {host.index: host.listens_at for host in present}
+        told: dict[int, list[list[Any]]] = {}
+        for index in listens_at:
+            peers = told[index] = [
+                [peer, listens_at[peer], parts.links.port(peer)]
+                for peer in parts.links.peers(index)
+                if peer in listens_at
+            ]
+            if peers != self._peers_told.get(index, []):
+                parts.tell({"type": "peers", "peers": peers}, index)
+        self._peers_told = told
 
     def _leave_out(self, now: float) -> None:
         """Go on without a host if two do not reach each other, though this launcher reaches both."""
         parts = self._parts
+        if not parts.links.has_broken:
+            return
         order = [host.index for host in parts.hosts.present()]
         found = parts.links.leave_out(order, {index: len(parts.workers.of_host(index)) for index in order}, now)
         if found is None or parts.ending.has_begun:

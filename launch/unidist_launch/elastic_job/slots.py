@@ -7,6 +7,7 @@ each has a back-off and a budget.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +72,7 @@ class Slots:
         self._at_once = cooldown is None
         self._shortest, self._longest = cooldown or (FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC)
         self._slots: list[Slot] = []
+        self._num_on: Counter[str] = Counter()
 
     def offer(self, hosts: Sequence[Host]) -> list[int]:
         """Take these hosts as what there is from now on; returns the workers whose slots are gone.
@@ -86,6 +88,7 @@ class Slots:
             slot.was_taken_back = slot.worker is not None and (slot.was_taken_back or slot.is_gone)
         kept = [known[key] if key in known else Slot(*key) for key in ordered]
         self._slots = kept + [slot for slot in self._slots if slot.is_gone]
+        self._num_on = Counter(slot.host for slot in kept if not slot.is_spare)
         return [slot.worker for slot in self._slots if slot.is_gone and slot.worker is not None]
 
     @property
@@ -110,7 +113,7 @@ class Slots:
 
     def num_on(self, host: str) -> int:
         """Return how many slots a host offers, without spare ones."""
-        return sum(slot.host == host and not slot.is_gone and not slot.is_spare for slot in self._slots)
+        return self._num_on[host]
 
     def free(self, now: float, limit: int) -> list[Slot]:
         """Return the slots to start workers in now, so that at most `limit` run; spare slots come last."""
@@ -119,13 +122,14 @@ class Slots:
             for slot in self._slots
             if slot.worker is None and not slot.is_gone and not slot.is_given_up and slot.free_at <= now
         ]
-        return free[: max(0, limit - self.num_running)]
+        return free[: max(0, limit - self.num_running)] if free else free
 
     def settle(self, members: Collection[int]) -> None:
         """Give members of the world the offered slots of their hosts, and those that stand by the spare ones.
 
         So a host that takes back a slot takes back a member's.
         """
+        members = frozenset(members)
         for spare in self._slots:
             if not spare.is_spare or spare.worker not in members:
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import astuple
 
 from unidist.errors import ConfigurationError
 from unidist.topology import Topology
@@ -79,11 +78,15 @@ class Supply:
         has_begun = parts.generation >= 0
         first = max(parts.job.num_proc, parts.limits.min_num)
         limit = parts.limits.max_num + parts.slots.num_spare if has_begun else first
-        others = [each.index for each in parts.hosts.present()]
-        for slot in parts.slots.free(now, limit):
+        free = parts.slots.free(now, limit)
+        others = {each.index for each in parts.hosts.present()} if free else set()
+        proven: dict[int, bool] = {}
+        for slot in free:
             host = parts.hosts.by_name.get(slot.host)
             if host is not None and host.is_up:
-                if parts.links.is_proven(host.index, others):
+                if host.index not in proven:
+                    proven[host.index] = parts.links.is_proven(host.index, others)
+                if proven[host.index]:
                     slot.worker = self._start_worker(host)
             elif host is None or not host.is_terminating:
                 try:
@@ -115,7 +118,7 @@ class Supply:
                 "worker": number,
                 "seat": seat,
                 "slots": parts.slots.num_on(host.name),
-                "place": list(astuple(place)),
+                "place": list(vars(place).values()),
                 "address": parts.hosts.address_of(host),
                 "master": parts.hosts.address_of(host),
                 "values": parts.job.has_side_processes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -47,6 +48,10 @@ class StartedWorkers:
 
     def __init__(self) -> None:
         self._by_number: dict[int, StartedWorker] = {}
+        self._by_host: dict[int, dict[int, StartedWorker]] = {}
+        self._by_seat: dict[int, dict[int, StartedWorker]] = {}
+        self._free_seats: list[int] = []  # a heap; those below `_num_seats`
+        self._num_seats = 0
         self._count = 0
 
     def __iter__(self) -> Iterator[StartedWorker]:
@@ -57,10 +62,10 @@ class StartedWorkers:
 
     def add(self, host: int) -> StartedWorker:
         """Return a new one, with the lowest seat that is free."""
-        taken = {worker.seat for worker in self}
-        seat = next(i for i in range(len(taken) + 1) if i not in taken)
-        worker = StartedWorker(self._count, seat, host)
-        self._by_number[self._count] = worker
+        if not self._free_seats:
+            self._make_seats(self._num_seats + 1)
+        worker = StartedWorker(self._count, self._free_seats[0], host)
+        self._enter(worker)
         self._count += 1
         return worker
 
@@ -71,7 +76,8 @@ class StartedWorkers:
 
     def take_over(self, workers: Iterable[StartedWorker], count: int) -> None:
         """Add workers that another launcher has started; numbers below `count` are not used again."""
-        self._by_number.update({worker.number: worker for worker in workers})
+        for worker in workers:
+            self._enter(worker)
         self._count = max([self._count, count, *(number + 1 for number in self._by_number)])
 
     def get(self, number: int) -> StartedWorker | None:
@@ -80,14 +86,33 @@ class StartedWorkers:
 
     def remove(self, number: int) -> StartedWorker | None:
         """Forget one that has ended, and return it."""
-        return self._by_number.pop(number, None)
+        worker = self._by_number.pop(number, None)
+        if worker is not None:
+            del self._by_host[worker.host][number]
+            del self._by_seat[worker.seat][number]
+            if not self._by_seat[worker.seat]:
+                heapq.heappush(self._free_seats, worker.seat)
+        return worker
 
     def of_host(self, index: int) -> list[StartedWorker]:
         """Return those that an agent has."""
-        return [worker for worker in self if worker.host == index]
+        return list(self._by_host.get(index, {}).values())
 
     def wrote(self, seat: int, stream: Stream, data: bytes) -> None:
         """Note how the output of a seat ends."""
-        for worker in self:
-            if worker.seat == seat:
-                worker.last_bytes[stream] = data[-1:]
+        for worker in self._by_seat.get(seat, {}).values():
+            worker.last_bytes[stream] = data[-1:]
+
+    def _enter(self, worker: StartedWorker) -> None:
+        self._make_seats(worker.seat + 1)
+        if worker.seat in self._free_seats:
+            self._free_seats.remove(worker.seat)
+            heapq.heapify(self._free_seats)
+        self._by_number[worker.number] = worker
+        self._by_host.setdefault(worker.host, {})[worker.number] = worker
+        self._by_seat.setdefault(worker.seat, {})[worker.number] = worker
+
+    def _make_seats(self, number: int) -> None:
+        for seat in range(self._num_seats, number):
+            heapq.heappush(self._free_seats, seat)
+        self._num_seats = max(self._num_seats, number)

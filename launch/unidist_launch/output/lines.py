@@ -104,6 +104,7 @@ class Folder:
         self._max_pending = max_pending
         self._queues: list[deque[_Pending]] = [deque() for _ in range(num_ranks)]
         self._open = {stream: set(range(num_ranks)) for stream in Stream}
+        self._waiting: set[int] = set()  # ranks that have lines in their queues
         self._pending: Counter[tuple[Stream, bytes]] = Counter()
         self._count = 0
 
@@ -118,6 +119,7 @@ class Folder:
         """Take the next lines of a rank."""
         for line in lines:
             self._queues[rank].append(_Pending(self._count, now, stream, line))
+            self._waiting.add(rank)
             self._pending[(stream, line)] += 1
             self._count += 1
 
@@ -142,6 +144,8 @@ class Folder:
                 ranks = self._ranks_at(head)
             for each in ranks:
                 self._queues[each].popleft()
+                if not self._queues[each]:
+                    self._waiting.discard(each)
             self._pending[head.key] -= len(ranks)
             if not self._pending[head.key]:
                 del self._pending[head.key]
@@ -153,21 +157,20 @@ class Folder:
         return None if first is None else first[1].since + self._window
 
     def _oldest(self) -> tuple[int, _Pending] | None:
-        heads = [(queue[0].order, rank) for rank, queue in enumerate(self._queues) if queue]
-        if not heads:
+        if not self._waiting:
             return None
-        rank = min(heads)[1]
+        rank = min(self._waiting, key=lambda each: self._queues[each][0].order)
         return rank, self._queues[rank][0]
 
     def _ranks_at(self, line: _Pending) -> tuple[int, ...]:
-        return tuple(rank for rank, queue in enumerate(self._queues) if queue and queue[0].key == line.key)
+        return tuple(sorted(rank for rank in self._waiting if self._queues[rank][0].key == line.key))
 
     def _better_first(self, rank: int) -> int:
         """Return a rank whose first line stands before a line that `rank` has first: printing it lets those fold."""
         seen = {rank}
         while True:
             head = self._queues[rank][0]
-            blocking = next((other for other in range(len(self._queues)) if self._has_later(other, head)), None)
+            blocking = next((other for other in sorted(self._waiting) if self._has_later(other, head)), None)
             if blocking is None or blocking in seen:
                 return rank
             seen.add(blocking)

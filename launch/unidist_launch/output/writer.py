@@ -68,6 +68,7 @@ class Output:
         self._started = self._status_at = time.monotonic()
         self._num_lines = self._lines_before = 0
         self._last_partial: tuple[int, Stream] | None = None
+        self._partial: set[tuple[int, Stream]] = set()  # whose last line may be incomplete
         self._close_hidden(range(num_ranks))
         self._files = {} if output_dir is None else _open_files(output_dir, range(num_ranks), "ab" if append else "wb")
         self._output_dir = output_dir
@@ -100,6 +101,8 @@ class Output:
             self._write_file(rank, stream, data)
             self._take(rank, stream, splitter.feed(data, now), now)
             self._last_partial = (rank, stream)
+            if splitter.partial:
+                self._partial.add((rank, stream))
         else:
             self._take(rank, stream, splitter.finish(), now)
             self._folder.close(rank, stream)
@@ -214,8 +217,11 @@ class Output:
             self._screen.line(folded)
 
     def _release_frames(self, now: float) -> None:
-        for (rank, stream), splitter in self._splitters.items():
-            if splitter.partial_since + _FRAMES_SEC < now:
+        for rank, stream in sorted(self._partial):
+            splitter = self._splitters[rank, stream]
+            if not splitter.partial:
+                self._partial.discard((rank, stream))
+            elif splitter.partial_since + _FRAMES_SEC < now:
                 self._take(rank, stream, splitter.take_frames(), now)
                 splitter.partial_since = now
 

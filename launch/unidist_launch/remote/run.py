@@ -300,7 +300,8 @@ class RemoteRun:
             message: Message = {
                 "type": "start",
                 "places": [astuple(place) for place in places],
-                "addresses": addresses,
+                "address": addresses[i],
+                "master": addresses[0],
                 "master_port": self._facts[0]["port"],
                 "generation": self._coordinator.generation,
                 "values": self._has_values,
@@ -403,12 +404,14 @@ class RemoteRun:
 
     def _connect_hosts(self) -> None:
         """Have the agents of all hosts keep links to each other."""
-        listening = [[index, *place] for index, place in self._listening.items() if place[1]]
         for index in self._watched:
-            self._tell({"type": "peers", "peers": [peer for peer in listening if peer[0] != index]}, [index])
+            peers = [[peer, *self._listening[peer]] for peer in self._links.peers(index)]
+            self._tell({"type": "peers", "peers": peers}, [index])
 
     def _watch_links(self) -> None:
         """End the job if two hosts do not reach each other: their ranks would wait until the timeout of a call."""
+        if not self._links.has_broken:
+            return
         found = self._links.leave_out(self._watched, {}, time.monotonic())
         if found is not None:
             others = " and ".join(self._name(peer) for peer in found.unreached)

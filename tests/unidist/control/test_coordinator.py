@@ -84,7 +84,7 @@ def test_every_rank_gets_what_all_gave_in_rank_order() -> None:
             assert last(desk, rank) == {
                 "type": "gathered",
                 "round": turn,
-                "runs": [[f"{each}/{turn}", 1] for each in range(3)],
+                "runs": [(f"{each}/{turn}", 1) for each in range(3)],
             }
 
 
@@ -225,7 +225,7 @@ def test_a_new_generation_ends_the_meetings_of_the_old_one_and_hears_it_no_more(
         assert desk.come(rank, peer=peer, generation=1) == [{"type": "joined"}]
         desk.give(1, "stale")
         desk.say(peer, "give", round=0, payload=f"new {rank}", generation=1)
-    assert last(desk, 20)["runs"] == [["new 0", 1], ["new 1", 1]]
+    assert last(desk, 20)["runs"] == [("new 0", 1), ("new 1", 1)]
     desk.lose(1)
     assert last(desk, 20)["type"] == "gathered"
 
@@ -236,6 +236,14 @@ def test_a_process_of_an_old_generation_cannot_come_later_nor_claim_the_new_one(
     desk.do(desk.coordinator.begin_generation(world_size=1))
     assert desk.come(0, peer=9, generation=0)[-1]["kind"] == "PeerLostError"
     assert desk.give(1, "x", generation=1)[-1]["kind"] == "PeerLostError"
+
+
+def test_what_ranks_in_a_row_gave_alike_is_sent_once() -> None:
+    desk = Desk(world_size=4)
+    for rank in range(4):
+        desk.come(rank, size=4)
+        desk.give(rank, "other" if rank == 2 else "same")
+    assert last(desk, 3)["runs"] == [("same", 2), ("other", 1), ("same", 1)]
 
 
 def test_what_all_gave_must_fit_into_one_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import resource
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator
 
@@ -13,6 +16,7 @@ import pytest
 from unidist.control import server as server_module
 from unidist.control import wire as wire_module
 from unidist.control.client import ConnectionLost, ControlClient
+from unidist.control.connection import Connection
 from unidist.control.server import ControlServer
 from unidist.control.service import Action, Drop, Publish, Send, Service
 from unidist.control.wire import MAGIC, Message, WireError
@@ -237,3 +241,113 @@ def test_it_listens_on_one_address_when_told() -> None:
     with ControlServer(Echo(), SECRET, host="127.0.0.1") as server:
         works(server)
         assert server._listener.getsockname()[0] == "127.0.0.1"
+
+
+@contextlib.contextmanager
+def few_files(number: int) -> Iterator[None]:
+    """Let this process open so many more files, and no others."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    fillers = [os.open(os.devnull, os.O_RDONLY)]
+    while fillers[-1] < highest:  # no number below the limit is free but those
+        fillers.append(os.open(os.devnull, os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1 + number, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for filler in fillers:
+            os.close(filler)
+
+
+def connected(ends: Iterable[socket.socket], server: ControlServer) -> list[Connection]:
+    """Return connections over sockets that were made before, whose greeting is still to come."""
+    made = []
+    for end in ends:
+        end.connect(("127.0.0.1", server.port))
+        made.append(Connection(end, SECRET, is_server=False))
+    return made
+
+
+def answered(connection: Connection, *, seconds: float) -> bool:
+    """Say whether the server proves the secret to a client within this time."""
+    deadline = time.monotonic() + seconds
+    while not connection.is_open and time.monotonic() < deadline:
+        connection.receive()
+        time.sleep(0.01)
+    return connection.is_open
+
+
+def test_without_descriptors_others_wait_and_the_server_says_what_to_set(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "_raise_limit", lambda: False)
+    monkeypatch.setattr(server_module, "_FULL_SEC", 0.1)
+    ends = [socket.socket() for _ in range(8)]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(caplog.at_level(logging.WARNING, logger="unidist.control"))
+        for end in ends:
+            stack.callback(end.close)
+        stack.enter_context(few_files(3))
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        made = connected(ends, server)
+        assert all(answered(each, seconds=30) for each in made[:3])
+        assert not answered(made[3], seconds=0.3)
+        assert f"this process has as many files open as it may ({limit})" in caplog.text
+        assert caplog.text.count("ulimit -n") == 1
+        made[0].send({"type": "hello"})  # those that have a connection are served
+        assert events(server, 1) == ["hello"]
+        for each in made[:3]:
+            each.close()
+        assert answered(made[3], seconds=30)
+
+
+def test_the_server_raises_the_limit_of_open_files_where_it_may(server: ControlServer) -> None:
+    ends = [socket.socket() for _ in range(8)]
+    with few_files(3):
+        made = connected(ends, server)
+        assert all(answered(each, seconds=30) for each in made)
+    for each in made:
+        each.close()
+
+
+def test_many_that_die_at_once_strangers_and_the_silent_harm_nobody(server: ControlServer) -> None:
+    silent = client(server)
+    lost = [client(server) for _ in range(50)]
+    for each in lost:
+        each.send({"type": "hello"}, timeout=30)
+        with contextlib.suppress(ConnectionLost, WireError):
+            client(server, b"other").close()
+    assert events(server, 50) == ["hello"] * 50
+    for each in lost:
+        each.close()
+    found = events(server, 50)
+    assert len(found) == 50
+    assert {kind for kind, _ in found} == {"lost"}  # type: ignore[attr-defined]
+    silent.send({"type": "at last"}, timeout=30)
+    assert silent.receive(timeout=30) == {"type": "at last"}
+    silent.close()
+
+
+def test_what_comes_at_the_same_time_is_kept_once_before_anybody_is_answered() -> None:
+    kept: list[int] = []
+    service = Echo()
+    with ControlServer(service, SECRET, before_acting=lambda: kept.append(1)) as server:
+        clients = [client(server) for _ in range(20)]
+        blocked, released = threading.Event(), threading.Event()
+
+        def block() -> Iterable[Action]:
+            blocked.set()
+            assert released.wait(30)
+            return ()
+
+        server.call(block)
+        assert blocked.wait(30)
+        for each in clients:
+            each.send({"type": "hello"}, timeout=30)
+        before = len(kept)
+        released.set()
+        for each in clients:
+            assert each.receive(timeout=30) == {"type": "hello"}
+            each.close()
+        assert 1 <= len(kept) - before < 10

@@ -35,6 +35,12 @@ from unidist.control.wire import Message
 WORKER_EVENTS = frozenset({"checkpoint", "checkpoint_loaded"})
 """Kinds of events that workers may add to the job's log."""
 
+MAX_BEATS_PER_SEC = 500
+"""All workers together send about so many heartbeats: each one costs the launcher the same."""
+
+FEWEST_BEATS_PER_LIMIT = 3
+"""But a worker sends so many within the time after which it is taken for lost."""
+
 
 @dataclass(frozen=True)
 class JobEvent:
@@ -94,6 +100,7 @@ class ElasticCoordinator(Coordinator):
         self._peers: dict[int, int] = {}  # by worker
         self._dismissed: set[int] = set()
         self._standing_by: set[int] = set()  # workers that were told so
+        self._last_over: tuple[list[Worker], int] = ([], 0)
         self._has_world = False
         self._was_lost = False
         self._change_told = False
@@ -218,8 +225,15 @@ class ElasticCoordinator(Coordinator):
         """Take a worker's connection into the tables."""
         self._links[peer] = _Link(number, heard=now)
         self._peers[number] = peer
+        is_first = not self.membership.has_begun
+        yield Send(peer, {"type": "welcome", "is_first": is_first, "beat_sec": self._beat_sec})
+
+    @property
+    def _beat_sec(self) -> float:
+        """Time between two heartbeats of a worker. Many workers send theirs less often, as far as the limit allows."""
+        number = max(len(self.membership.workers), self.membership.num_first if not self.membership.has_begun else 0)
         seconds = min(self._silence / BEATS_PER_LIMIT, 1.0)
-        yield Send(peer, {"type": "welcome", "is_first": not self.membership.has_begun, "beat_sec": seconds})
+        return max(seconds, min(self._silence / FEWEST_BEATS_PER_LIMIT, number / MAX_BEATS_PER_SEC))
 
     def _hear(self, peer: int, link: _Link, message: Message, now: float) -> Iterator[Action]:
         kind = message["type"]
@@ -292,7 +306,11 @@ class ElasticCoordinator(Coordinator):
     def _let_stand_by(self) -> Iterator[Action]:
         """Tell those for whom the present world has no room that they wait as long as it takes."""
         membership = self.membership
-        for worker in membership.standing_by:
+        standing_by = membership.standing_by
+        if standing_by is self._last_over[0] and len(standing_by) == self._last_over[1]:
+            return
+        self._last_over = standing_by, len(standing_by)
+        for worker in standing_by:
             is_spare = worker.rank is None
             # Until the next world has formed, nobody knows which members of the last one it has no room for.
             if worker.number not in self._standing_by and (is_spare or self._has_world):
@@ -352,6 +370,7 @@ class ElasticCoordinator(Coordinator):
         }
         yield Publish(JobEvent("generation", fields))
         self._standing_by -= world.places.keys()
+        beat_sec = self._beat_sec
         for number, place in world.places.items():
             message: Message = {
                 "type": "assign",
@@ -359,6 +378,7 @@ class ElasticCoordinator(Coordinator):
                 "place": list(vars(place).values()),
                 "progress": world.progress,
                 "needs_sync": world.needs_sync,
+                "beat_sec": beat_sec,
             }
             yield from self._send(number, message)
         for number in world.dismissed:

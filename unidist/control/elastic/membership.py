@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -99,7 +99,8 @@ class Membership:
         self.accepts_fewer = False
         """The first world need not wait for all of `num_first` any longer."""
         self.shape = shape or ReplicaShape()
-        self._num_first = num_first
+        self.num_first = num_first
+        """Workers of the first world."""
         self._min_num = min_num
         self._max_num = max_num
         self.has_begun = False
@@ -111,7 +112,7 @@ class Membership:
         self._in: dict[Phase, dict[int, Worker]] = {phase: {} for phase in Phase}
         self._new: dict[int, Worker] = {}  # that wait, and have never been in a world
         self._leaving: dict[int, Worker] = {}
-        self._occupancy: Counter[int] | None = None  # by host: those that have a rank and stay; None: to be counted
+        self._sorted: _Newcomers | None = None  # `_new`, sorted out; None: to be done again
 
     @property
     def members(self) -> list[Worker]:
@@ -158,6 +159,7 @@ class Membership:
         """Admit no newcomer to a world that has this many members on the host; there is no limit before."""
         if self._room.get(host) != room:
             self._room[host] = room
+            self._sorted = None
             self.version += 1
 
     def ready(self, number: int, progress: int, now: float) -> None:
@@ -170,7 +172,7 @@ class Membership:
     def detach(self, number: int) -> None:
         """A worker has left the world in good order."""
         self._move(self.workers[number], Phase.DETACHED)
-        self._occupancy = None
+        self._sorted = None
         self.version += 1
 
     def leave(self, number: int) -> None:
@@ -178,7 +180,7 @@ class Membership:
         if number in self.workers:
             self.workers[number].is_leaving = True
             self._leaving[number] = self.workers[number]
-            self._occupancy = None
+            self._sorted = None
             self.version += 1
 
     def remove(self, number: int) -> Worker | None:
@@ -189,7 +191,7 @@ class Membership:
             self._in[worker.phase].pop(number)
             self._new.pop(number, None)
             self._leaving.pop(number, None)
-            self._occupancy = None
+            self._sorted = None
         return worker
 
     def wants_change(self, now: float) -> bool:
@@ -199,10 +201,13 @@ class Membership:
         room = self._max_num - len(self._in[Phase.MEMBER])
         if self.is_finishing or room < self.shape.size or not self.is_awaited:
             return False
+        is_alone = not self._in[Phase.STARTING]
+        waiting = self._in[Phase.WAITING]
+        if not is_alone and len(waiting) < room and now - next(iter(waiting.values())).since < GATHER_SEC:
+            return False  # whoever of them would join
         newcomers = self._newcomers
         if not newcomers:
             return False
-        is_alone = not self._in[Phase.STARTING]
         return is_alone or len(newcomers) >= room or now - min(each.since for each in newcomers) >= GATHER_SEC
 
     @property
@@ -217,57 +222,39 @@ class Membership:
             staying = [worker for worker in (*self.members, *self.waiting) if not worker.is_leaving]
             return [worker for worker in self._with_room(staying) if worker.phase is Phase.WAITING]
         back = [each for each in self._in[Phase.WAITING].values() if each.rank is not None and not each.is_leaving]
-        return [*back, *self._joining]
+        return [*back, *self._sort_out().joining]
 
-    @property
-    def _joining(self) -> list[Worker]:
-        """Those that have never been in a world, and for which one has room beside all that have; of whole models."""
-        room = self._max_num - self._num_staying
-        if room <= 0 or not self._new:
-            return []
-        taken = self._staying_by_host.copy() if self._room else Counter()
-        chosen: list[Worker] = []
-        for worker in sorted(self._new.values(), key=_by_seniority):
-            limit = self._room.get(worker.host)
-            if worker.is_leaving or (limit is not None and taken[worker.host] >= limit):
-                continue
-            if len(chosen) == room:
-                break
-            taken[worker.host] += 1
-            chosen.append(worker)
-        return chosen
+    def _sort_out(self) -> _Newcomers:
+        """Return which of those that have never been in a world one has room for, beside all that have.
+
+        For worlds whose model is not divided. Kept until something changes that it depends on: while the members of a
+        world come back one by one, nothing does.
+        """
+        if self._sorted is None:
+            self._sorted = _Newcomers(self._max_num - self._num_staying)
+            if self._room:
+                self._sorted.taken.update(
+                    worker.host for worker in self.workers.values() if _has_place(worker) and not worker.is_leaving
+                )
+            for worker in sorted(self._new.values(), key=_by_seniority):
+                self._sorted.add(worker, self._room.get(worker.host))
+        return self._sorted
 
     @property
     def standing_by(self) -> list[Worker]:
-        """Those that wait, and for which the present world has no room."""
+        """Those that wait, and for which the present world has no room. The same list until it changes, but longer."""
         if not self.has_members or not self.is_awaited:
             return []
-        is_divided = self.shape.size > 1
-        joining = {worker.number for worker in (self._newcomers if is_divided else self._joining)}
-        waiting = self._in[Phase.WAITING] if is_divided else self._new
-        return [
-            each
-            for each in waiting.values()
-            if not each.is_leaving and each.number not in joining and self._is_over(each)
-        ]
+        if self.shape.size == 1:
+            return self._sort_out().over
+        joining = {worker.number for worker in self._newcomers}
+        return [each for each in self.waiting if not each.is_leaving and each.number not in joining]
 
     @property
     def _num_staying(self) -> int:
         """How many of those that have a rank are not to leave."""
         num = len(self._in[Phase.MEMBER]) + len(self._in[Phase.WAITING]) - len(self._new)
         return num - sum(_has_place(worker) for worker in self._leaving.values())
-
-    @property
-    def _staying_by_host(self) -> Counter[int]:
-        if self._occupancy is None:
-            self._occupancy = Counter(
-                worker.host for worker in self.workers.values() if _has_place(worker) and not worker.is_leaving
-            )
-        return self._occupancy
-
-    def _is_over(self, worker: Worker) -> bool:
-        """Whether a worker that waits was not in the last world, or is of an incomplete replica of it."""
-        return worker.rank is None or self.shape.size > 1
 
     @property
     def missing_parts(self) -> tuple[int, ...]:
@@ -311,7 +298,7 @@ class Membership:
 
     @property
     def _num_needed(self) -> int:
-        return self.min_num if self.has_begun or self.accepts_fewer else self._num_first
+        return self.min_num if self.has_begun or self.accepts_fewer else self.num_first
 
     def form(self, generation: int, *, after_loss: bool = False) -> World:
         """Begin the next world with those that wait.
@@ -334,7 +321,7 @@ class Membership:
         for worker in ordered:
             worker.rank, worker.generation = places[worker.number].rank, generation
             self._move(worker, Phase.MEMBER)
-        self._occupancy = None
+        self._sorted = None
         dismissed = [worker.number for worker in self.waiting_to_leave]
         return World(places, max(progress, 0), needs_sync, tuple(dismissed))
 
@@ -362,6 +349,7 @@ class Membership:
             self.remove(number)
         for worker in workers:
             self._add(worker)
+        self._sorted = None
         self._room = {int(host): int(room) for host, room in kept["room"]}
         self.is_finishing = bool(kept["is_finishing"])
         self.accepts_fewer = bool(kept["accepts_fewer"])
@@ -403,17 +391,20 @@ class Membership:
         self._move(worker, worker.phase)
         if worker.is_leaving:
             self._leaving[worker.number] = worker
-        self._occupancy = None
 
     def _move(self, worker: Worker, phase: Phase) -> None:
         """Change a worker's phase, after its rank."""
         self._in[worker.phase].pop(worker.number, None)
         worker.phase = phase
         self._in[phase][worker.number] = worker
+        if self._new.pop(worker.number, None) is not None:
+            self._sorted = None
         if phase is Phase.WAITING and worker.rank is None:
             self._new[worker.number] = worker
-        else:
-            self._new.pop(worker.number, None)
+            if self._sorted is not None and worker.number > self._sorted.last:
+                self._sorted.add(worker, self._room.get(worker.host))
+            else:
+                self._sorted = None
 
     # Worlds whose model is divided
 
@@ -439,6 +430,36 @@ class Membership:
             worker = self.workers[number]
             worker.part, worker.replica = part, self.shape.replica(rank, seating.num_replicas)
         return [self.workers[number] for number in seating.workers]
+
+
+@dataclass
+class _Newcomers:
+    """Workers that have never been in a world, by age.
+
+    Args:
+        room: how many of them the next world has room for.
+        joining: those that it takes.
+        over: the others that are not to leave.
+        taken: by host, how many of the next world are there, as far as hosts have limits.
+        last: number of the youngest.
+    """
+
+    room: int
+    joining: list[Worker] = field(default_factory=list)
+    over: list[Worker] = field(default_factory=list)
+    taken: Counter[int] = field(default_factory=Counter)
+    last: int = -1
+
+    def add(self, worker: Worker, limit: int | None) -> None:
+        """Add one that is younger than all others; its host may have a limit."""
+        self.last = worker.number
+        if worker.is_leaving:
+            return
+        if len(self.joining) < self.room and (limit is None or self.taken[worker.host] < limit):
+            self.taken[worker.host] += 1
+            self.joining.append(worker)
+        else:
+            self.over.append(worker)
 
 
 def _has_place(worker: Worker) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StepTimer:
 
     def as_fields(self) -> dict[str, float | None]:
         """Return the report as plain data, for a message."""
-        return asdict(self.report)
+        return dict(vars(self.report))
 
     def begin(self, generation: int, *, progress: int, waited_sec: float, restore_sec: float | None = None) -> None:
         """Note that the training function is about to be called.

@@ -299,6 +299,7 @@ class WorkerLink:
                 if kind == "assign":
                     # Before the next message is looked at: it may say that this generation has ended already.
                     self._generation = int(message["generation"])
+                    self._beat_sec = float(message["beat_sec"])
                     self._ended = ""
                     self.change_is_wanted = False
                     self._unanswered = None

@@ -125,7 +125,8 @@ def test_survivors_form_the_next_generation_when_all_of_them_are_back() -> None:
     assert desk.last(0)["type"] == "ended"
     desk.ready(2, progress=5, reason="lost", generation=0)
     assert desk.last(2) == {
-        "type": "assign", "generation": 1, "place": [0, 2, 0, 2, 0, 1], "progress": 5, "needs_sync": True
+        "type": "assign", "generation": 1, "place": [0, 2, 0, 2, 0, 1], "progress": 5, "needs_sync": True,
+        "beat_sec": 1.0,
     }  # fmt: skip
     assert desk.last(0)["place"][0] == 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unidist.control.elastic.host_links import HostLinks
+from unidist.control.elastic.host_links import NUM_WATCHED, HostLinks
 
 
 def links(*broken: tuple[int, int], now: float = 100.0) -> HostLinks:
@@ -59,3 +59,42 @@ def test_a_host_gets_ranks_when_it_reaches_all_others_and_they_it() -> None:
     assert made.is_proven(1, [0, 1])
     made.listens(2, 0)  # behind a router: nothing is known of it
     assert made.is_proven(1, [0, 1, 2])
+
+
+def test_a_host_of_many_watches_a_few_others_who_watch_it() -> None:
+    number = 40
+    made = HostLinks(1.0)
+    for index in range(number):
+        made.listens(index, 1000 + index)
+    watched = {index: set(made.peers(index)) for index in range(number)}
+    assert {len(peers) for peers in watched.values()} == {NUM_WATCHED}
+    assert all(index in watched[peer] for index, peers in watched.items() for peer in peers)
+    reached, border = {0}, {0}
+    while border:  # nobody is apart from the others
+        border = {peer for index in border for peer in watched[index]} - reached
+        reached |= border
+    assert len(reached) == number
+    # One that is cut off is left out, and those that watched it watch others.
+    for index, peers in watched.items():
+        for peer in peers:
+            made.told(index, peer, reached=7 not in (index, peer), silent_sec=1.1, now=100.0)
+    assert made.has_broken
+    found = made.leave_out(range(number), dict.fromkeys(range(number), 8), 100.6)
+    assert found is not None
+    assert (found.index, set(found.unreached)) == (7, watched[7])
+    made.lost(7)
+    assert not made.has_broken
+    assert made.leave_out([each for each in range(number) if each != 7], {}, 101.0) is None
+    assert 7 not in {peer for index in range(number) for peer in made.peers(index)}
+
+
+def test_links_that_are_not_watched_any_more_are_forgotten() -> None:
+    made = HostLinks(1.0)
+    for index in range(NUM_WATCHED + 1):
+        made.listens(index, 1000 + index)
+    made.told(0, 3, reached=False, silent_sec=1.1, now=100.0)
+    assert made.has_broken
+    for index in range(NUM_WATCHED + 1, 40):
+        made.listens(index, 1000 + index)
+    assert 3 not in made.peers(0)
+    assert not made.has_broken
