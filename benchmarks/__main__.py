@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from benchmarks import hosts, launch_time, local_sgd, recovery, straggler
+from benchmarks.control_plane import growth
 from benchmarks.jobs import ROOT, free_ports, under_horovodrun, under_unidist
 from benchmarks.report import Row, duration, save, show
 
@@ -395,6 +396,38 @@ def _data_service_rows(groups: dict[str, dict[str, float]], repetitions: int) ->
     return rows
 
 
+def _control_plane_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    found = {}
+    for number in (10, 500, 2000, 4000):
+        click.echo(f"forming generations of {number} simulated workers ...")
+        found[number] = growth.measure("elastic", number, repetitions=max(1, repetitions // 10))
+    groups["control plane, elastic job"] = {
+        f"{number} workers, {what}": getattr(figures, name)
+        for number, figures in found.items()
+        for what, name in (("formed", "met"), ("loss noticed", "noticed"), ("formed again", "reformed"))
+    }
+    ten, few, two_thousand, many = found.values()
+    noticed = f"{duration(two_thousand.noticed)}, with 10 workers {duration(ten.noticed)}"
+    rows = [
+        Row("2000 workers: a generation forms", two_thousand.met, "s", "at most", 5.0, duration(two_thousand.met)),
+        Row(
+            "2000 workers: a loss is noticed, more than with 10",
+            *(two_thousand.noticed - ten.noticed, "s", "at most", 1.0, noticed),
+        ),
+    ]
+    for what, name in (
+        ("launcher's processor time to form", "form_cpu"),
+        ("workers' processor time to form", "worker_form_cpu"),
+        ("launcher's processor time while all train", "steady_cpu"),
+    ):
+        one, other = getattr(many, name), getattr(few, name)
+        detail = f"{duration(one)}, with 500 {duration(other)}"
+        rows.append(Row(f"4000 workers: {what}, per worker, of 500", one / other, "x", "at most", 1.5, detail))
+    detail = f"{many.memory / 1024:.1f} KiB, with 500 {few.memory / 1024:.1f} KiB"
+    what = "4000 workers: launcher's memory, per worker, of 500"
+    return [*rows, Row(what, many.memory / few.memory, "x", "at most", 1.2, detail)]
+
+
 def _has_horovod() -> bool:
     return importlib.util.find_spec("horovod") is not None
 
@@ -418,6 +451,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "parameter-server": (_parameter_server_rows, False),
     "straggler": (_straggler_rows, False),
     "data-service": (_data_service_rows, False),
+    "control-plane": (_control_plane_rows, False),
     "defences": (_defence_rows, False),
     "torch-backend": (_torch_backend_rows, False),
     "trainers": (_trainer_rows, False),

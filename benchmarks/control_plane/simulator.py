@@ -1,0 +1,78 @@
+"""The program of a simulator: hosts of a job, with their workers, until its standard input ends.
+
+    python -m benchmarks.control_plane.simulator
+
+Reads requests and writes answers, each a line of JSON:
+
+    host     order: start the agent of a host
+    end      worker: kill a worker
+    exchange  have the ranks of a job of fixed size exchange addresses
+    stats                                               -> what the workers have noted, processor time, memory
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+import threading
+import time
+from typing import Any
+
+from benchmarks.control_plane.hosts import ADDRESS, SimulatedHost, SimulatedRanks
+from benchmarks.control_plane.workers import Record
+from unidist.control.client import connect
+from unidist.errors import UnidistError
+from unidist_launch.agent.order import AgentOrder
+
+_CONNECT_SEC = 120.0
+_SWITCH_SEC = 0.5
+"""Threads give each other way when they wait; hundreds that ask for it all the time would do little else."""
+
+
+def main() -> None:
+    """Do what standard input says."""
+    threading.stack_size(256 << 10)
+    sys.setswitchinterval(_SWITCH_SEC)
+    gc.freeze()
+    record = Record()
+    hosts: list[SimulatedHost | SimulatedRanks] = []
+    for line in sys.stdin:
+        request = json.loads(line)
+        kind = request["type"]
+        if kind == "host":
+            order = AgentOrder.from_line(request["order"].encode())
+            threading.Thread(target=_run_host, args=(order, record, hosts), daemon=True).start()
+        elif kind == "end":
+            any(host.end_worker(int(request["worker"])) for host in list(hosts))
+        elif kind == "exchange":
+            for host in list(hosts):
+                assert isinstance(host, SimulatedRanks)
+                host.exchange()
+        elif kind == "stats":
+            print(json.dumps({**record.as_fields(), **usage()}), flush=True)
+
+
+def _run_host(order: AgentOrder, record: Record, hosts: list[SimulatedHost | SimulatedRanks]) -> None:
+    kind = SimulatedHost if order.is_elastic else SimulatedRanks
+    try:
+        connection = connect((ADDRESS, order.port), bytes.fromhex(order.secret), timeout=_CONNECT_SEC)
+        with kind(order, connection, record) as host:
+            hosts.append(host)
+            host.introduce()
+            host.run()
+            hosts.remove(host)
+    except UnidistError as exc:
+        record.errors.append(f"agent {order.host}: {exc}")
+
+
+def usage() -> dict[str, Any]:
+    """Return what this process has used: processor time in seconds, resident memory in bytes."""
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * resource.getpagesize()
+    return {"cpu": time.process_time(), "resident": resident}
+
+
+if __name__ == "__main__":
+    main()
