@@ -51,6 +51,11 @@ def run(pod: Pod, job: Job, limits: ElasticLimits) -> int:
             "another launcher's pod has another address, so no launcher can come back to these ranks; leave "
             "--state-dir out. With --checkpoint-dir, a job that --max-restarts begins again goes on."
         )
+    if limits.fallback is not None:
+        raise ConfigurationError(
+            "the pods of ranks end with the job that they are in, so no other one can begin in them; leave "
+            "--fallback-strategy out."
+        )
     if pod.role is Role.WORKER:
         return _Worker(pod, job).run()
     with ExitStack() as stack:

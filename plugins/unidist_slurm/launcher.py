@@ -16,6 +16,7 @@ from typing_extensions import override
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.launcher import ElasticLimits, Host, Job, KnowsHosts, Launcher, RunsElasticJobs, StartsSideProcesses
+from unidist_launch.elastic_job.fallback import run_elastic
 from unidist_launch.elastic_job.run import ElasticRun
 from unidist_launch.options import hosts as host_list
 from unidist_launch.remote.hosts import AgentStarter, Reasons, agent_command, meaning_of
@@ -93,8 +94,7 @@ def _run_elastic(job: Job, limits: ElasticLimits) -> int:
             "--state-dir out. With --checkpoint-dir a job that is queued again goes on."
         )
     agent = SlurmNodeAgent()
-    with ExitStack() as stack:
-        return ElasticRun(job, stack, starter_of=lambda host: agent).run()
+    return run_elastic(job, lambda each, stack: ElasticRun(each, stack, starter_of=lambda host: agent))
 
 
 _OPTIONS = (

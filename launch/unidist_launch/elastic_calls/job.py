@@ -13,6 +13,8 @@ from typing_extensions import override
 from unidist.errors import RemoteError
 from unidist.jobs.pool import Answers, Record, is_error
 from unidist.launcher import Job, JobObserver
+from unidist.runtime.plugin_manager import PluginManager
+from unidist.strategy import build, make_plan
 from unidist_launch.elastic_calls.agent import CallAgents
 from unidist_launch.elastic_job import ElasticRun, HostSource
 
@@ -49,6 +51,12 @@ def run_call(job: Job, agents: CallAgents, source: HostSource | None = None) -> 
         ConfigurationError: no host can run it; nothing is left running.
     """
     observer = _Reasons()
+    assert job.elastic is not None
+    line = job.env.get("UNIDIST_STRATEGY")
+    if line:  # ranks train in whole replicas of a model that it divides
+        strategies = PluginManager().load().strategies
+        plan = make_plan(build(line, strategies), job.num_proc, strategies)
+        job = replace(job, elastic=replace(job.elastic, mesh=plan.mesh))
     job = replace(job, observers=(*job.observers, observer))
     with ExitStack() as stack:
         code = ElasticRun(job, stack, starter_of=lambda host: agents, source=source).run()

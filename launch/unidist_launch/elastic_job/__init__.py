@@ -13,17 +13,19 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.elastic_job.discovery import HostSource
+    from unidist_launch.elastic_job.fallback import run_elastic
     from unidist_launch.elastic_job.report import event_line
     from unidist_launch.elastic_job.run import ElasticRun
 
 __all__ = [
-    "ElasticRun", "HostSource", "event_line",
+    "ElasticRun", "HostSource", "event_line", "run_elastic",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "discovery": "HostSource",
+        "fallback": "run_elastic",
         "report": "event_line",
         "run": "ElasticRun",
     },

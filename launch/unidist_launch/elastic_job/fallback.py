@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Protocol
 
 from unidist.launcher import Job
+
+
+class Run(Protocol):
+    """A run of a job, `ElasticRun`."""
+
+    @property
+    def fallback(self) -> Job | None:
+        """The job that is to go on instead."""
+
+    def run(self) -> int:
+        """See the job through; returns the exit code."""
+
+
+def run_elastic(job: Job, start: Callable[[Job, ExitStack], Run]) -> int:
+    """Run a job, and after it the one that goes on instead, if it has come to that; returns the exit code.
+
+    Args:
+        job: the job; `job.elastic` is set.
+        start: makes the run of a job; the stack takes what has to be given back.
+    """
+    while True:
+        with ExitStack() as stack:
+            run = start(job, stack)
+            code = run.run()
+        if run.fallback is None:
+            return code
+        job = run.fallback
 
 
 def fallback_of(job: Job, num_processes: int, hosts: Collection[str]) -> Job | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import platform
-from contextlib import ExitStack
 
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, Launcher, RunsElasticJobs, StartsSideProcesses
+from unidist_launch.elastic_job.fallback import run_elastic
 from unidist_launch.elastic_job.run import ElasticRun
 
 
@@ -28,7 +28,4 @@ class ElasticLauncher(Launcher, RunsElasticJobs, StartsSideProcesses):
         """
         if job.elastic is None:
             raise ConfigurationError("the elastic launcher is for elastic jobs: give --min-np, or --max-np.")
-        with ExitStack() as stack:
-            run = ElasticRun(job, stack)
-            code = run.run()
-        return code if run.fallback is None else self.run(run.fallback)
+        return run_elastic(job, ElasticRun)

@@ -93,8 +93,9 @@ def test_an_elastic_job_needs_an_engine_that_reconnects(manager: PluginManager) 
 
 def test_an_elastic_job_refuses_what_does_not_survive_a_lost_rank() -> None:
     everything = PluginManager().load()
-    preflight.check(Settings(strategy="accumulate=2,clip_norm=1,pipeline=1"), 4, everything, elastic=True)
-    for strategy in ("pipeline=2", "tensor=2"):
-        preflight.check(Settings(strategy=strategy), 4, everything)
-        with pytest.raises(ConfigurationError, match=r"'(pipeline|tensor)' does not survive .* save checkpoints"):
-            preflight.check(Settings(strategy=strategy), 4, everything, elastic=True)
+    for strategy in ("accumulate=2,clip_norm=1,pipeline=1", "pipeline=2", "tensor=2", "pipeline=2,tensor=2,zero=1"):
+        preflight.check(Settings(strategy=strategy), 4, everything, elastic=True)
+    strategy = "zero=1:shard=2"
+    preflight.check(Settings(strategy=strategy), 4, everything)
+    with pytest.raises(ConfigurationError, match=r"'zero' does not survive .* save checkpoints"):
+        preflight.check(Settings(strategy=strategy), 4, everything, elastic=True)

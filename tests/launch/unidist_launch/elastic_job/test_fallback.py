@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from unidist.launcher import DurableOptions, ElasticLimits, Fallback, Host, Job
 from unidist.mesh import Mesh
-from unidist_launch.elastic_job.fallback import fallback_of
+from unidist_launch.elastic_job.fallback import fallback_of, run_elastic
 
 MESHES = {num: Mesh({"data": None, "tensor": 2}, world_size=num) for num in (2, 4)}
 
@@ -43,3 +44,20 @@ def test_hosts_that_are_lost_are_not_among_those_of_the_other_job() -> None:
 def test_without_enough_processes_or_a_strategy_there_is_none() -> None:
     assert fallback_of(job(), 1, ["localhost"]) is None
     assert fallback_of(Job(("train.py",), 4, elastic=ElasticLimits(4, 8)), 3, ["localhost"]) is None
+
+
+def test_the_other_job_runs_when_all_of_the_first_was_given_back() -> None:
+    seen: list[object] = []
+
+    class Run:
+        def __init__(self, each: Job, stack: ExitStack) -> None:
+            stack.callback(seen.append, "given back")
+            self.job = each
+            self.fallback = fallback_of(each, 3, ["localhost"])
+
+        def run(self) -> int:
+            seen.append(self.job.num_proc)
+            return 0 if self.fallback is not None else 3
+
+    assert run_elastic(job(), Run) == 3
+    assert seen == [4, "given back", 2, "given back"]
