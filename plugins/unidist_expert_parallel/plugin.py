@@ -21,5 +21,6 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
 
 @hookimpl
 def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
-    """Register the binding to PyTorch."""
+    """Register the bindings to frameworks."""
     registry.add(BindingSpec("expert", "torch", "unidist_expert_parallel._torch.binding:TorchExperts"))
+    registry.add(BindingSpec("expert", "tensorflow", "unidist_expert_parallel._keras.binding:KerasExperts"))

@@ -157,6 +157,11 @@ class ShardedStep(InnerStep):
     def _make_shards(self) -> list[Shard]:
         """Return this rank's shards of `_variables`, when the exchange is there."""
         exchange = self._exchange
+        if len(self._update.exchanges) > 1:
+            raise ConfigurationError(
+                "zero with Keras shards variables that all replicas hold, and a strategy of this run (expert) leaves "
+                "some to fewer ranks. Use data in its place, or PyTorch"
+            )
         precision = self._update.options.precision
         dtypes = [dtype_of(variable) for variable in self._variables]
         masters = dtypes if precision is None else [precision.master_dtype(dtype) for dtype in dtypes]

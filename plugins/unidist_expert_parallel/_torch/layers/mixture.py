@@ -12,6 +12,7 @@ from unidist_expert_parallel._torch.layers.dispatch import dispatch
 from unidist_expert_parallel._torch.layers.experts import ExpertList, ExpertStack, Kind
 from unidist_expert_parallel._torch.layers.losses import LastPass, router_losses
 from unidist_expert_parallel._torch.layers.router import Router, Softmax, choose, counts_of, within_capacity
+from unidist_expert_parallel.layout.arguments import check_arguments
 from unidist_expert_parallel.layout.capacity import capacity
 
 
@@ -68,7 +69,9 @@ class MixtureOfExperts(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        _check(num_experts, top_k, kind, softmax, capacity_factor, jitter)
+        check_arguments(num_experts, top_k, kind, softmax, capacity_factor)
+        if not 0 <= jitter < 1:
+            raise ValueError(f"jitter={jitter}: give 0 to 1")
         self.width = width
         self.num_experts = num_experts
         self.top_k = top_k
@@ -138,19 +141,6 @@ class MixtureOfExperts(nn.Module):
     def extra_repr(self) -> str:
         """Return what `repr` shows."""
         return f"width={self.width}, num_experts={self.num_experts}, top_k={self.top_k}"
-
-
-def _check(num_experts: int, top_k: int, kind: str, softmax: str, capacity_factor: float | None, jitter: float) -> None:
-    if not 1 <= top_k <= num_experts:
-        raise ValueError(f"top_k={top_k}: give 1 to {num_experts}, the number of experts")
-    if kind not in ("swiglu", "gelu", "relu"):
-        raise ValueError(f"kind={kind!r}; choices: swiglu, gelu, relu")
-    if softmax not in ("before", "after"):
-        raise ValueError(f"softmax={softmax!r}; choices: before, after")
-    if capacity_factor is not None and not capacity_factor > 0:
-        raise ValueError(f"capacity_factor={capacity_factor}: give a factor above 0, or None to drop no token")
-    if not 0 <= jitter < 1:
-        raise ValueError(f"jitter={jitter}: give 0 to 1")
 
 
 def _check_list(experts: ExpertList, num_experts: int) -> None:
