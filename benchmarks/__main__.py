@@ -101,6 +101,17 @@ def _tensor_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[
     ]
 
 
+def _expert_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step with divided experts ...")
+    step = groups["4 layers of 8 experts, np=2"] = under_unidist("benchmarks.expert_step", 2, repetitions)
+    ours, ideal, peer = step["expert=2"], step["dense loop"] / 2, step["all-to-all over gloo"]
+    detail = f"{duration(ours)}, half of the loop {duration(ideal)}, of the layer {duration(step['one process'] / 2)}"
+    return [
+        Row("4 layers of 8 experts, expert=2, of half of the dense loop", ours / ideal, "x", "at most", 1.15, detail),
+        _faster("4 layers of 8 experts, expert=2, of all-to-all over gloo", ours, peer, 1.0, "all-to-all"),
+    ]
+
+
 def _pipeline_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring a training step in a pipeline ...")
     step = groups["12 blocks in a pipeline, np=2"] = under_unidist("benchmarks.pipeline_step", 2, repetitions)
@@ -443,6 +454,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "zero-keras": (_keras_zero_rows, False),
     "pipeline": (_pipeline_rows, False),
     "tensor": (_tensor_rows, False),
+    "experts": (_expert_rows, False),
     "horovod": (_horovod_rows, True),
     "keras": (_keras_rows, True),
     "launch": (_launch_rows, False),
