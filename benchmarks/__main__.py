@@ -101,6 +101,27 @@ def _tensor_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[
     ]
 
 
+def _context_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a training step on a divided sequence ...")
+    count = max(3, repetitions // 4)  # a step takes seconds
+    step = groups["8192 tokens that are divided, np=2"] = under_unidist("benchmarks.context_step", 2, count, "8192")
+    ideal, peer = step["one process"] / 2, step["PyTorch's ring over gloo"]
+    ours = step["ring"]
+    detail = f"{duration(ours)}, half of one process {duration(ideal)}"
+    rows = [
+        Row("8192 tokens, context=2, of half of one process", ours / ideal, "x", "at most", 1.15, detail),
+        _faster("8192 tokens, context=2, of PyTorch's ring over gloo", ours, peer, 1.0, "PyTorch"),
+    ]
+    four = groups["2048 tokens that are divided, np=4"] = under_unidist("benchmarks.context_step", 4, 1, "2048")
+    for size, found in ((2, step), (4, four)):
+        for what in ("saved", "peak"):
+            ours, whole = found[f"ring, {what} MB"], found[f"one process, {what} MB"]
+            title = f"activations, {what}, context={size}, of 1/{size} of one process"
+            detail = f"{ours:.1f} MB, one process {whole:.1f} MB"
+            rows.append(Row(title, ours * size / whole, "x", "at most", 1.1, detail))
+    return rows
+
+
 def _expert_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     click.echo("measuring a training step with divided experts ...")
     step = groups["4 layers of 8 experts, np=2"] = under_unidist("benchmarks.expert_step", 2, repetitions)
@@ -455,6 +476,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "pipeline": (_pipeline_rows, False),
     "tensor": (_tensor_rows, False),
     "experts": (_expert_rows, False),
+    "context": (_context_rows, False),
     "horovod": (_horovod_rows, True),
     "keras": (_keras_rows, True),
     "launch": (_launch_rows, False),

@@ -24,6 +24,7 @@ from unidist.optim.loss_scaling import LossScaler
 from unidist_precision._structure import map_tensors
 from unidist_precision.binding import PrecisionBinding
 from unidist_torch.models.step_runner import PartOfOutputs
+from unidist_torch.operations.differentiable import inside
 
 _TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -197,8 +198,8 @@ class _Around:
             if scaler is None or not tensor.requires_grad:
                 return self.widened(tensor)
             found.append(tensor)
-            scaled: torch.Tensor = _ScaleGradient.apply(tensor, scaler)  # type: ignore[no-untyped-call]  # of torch
-            return scaled
+            scale: Any = _ScaleGradient.apply
+            return inside(tensor, lambda value: scale(value, scaler))
 
         changed = map_tensors(change, torch.is_tensor, outputs)
         if scaler is not None and not found and model.training and any(p.requires_grad for p in model.parameters()):
@@ -251,8 +252,8 @@ def _narrow(module: torch.nn.Module, dtype: torch.dtype) -> None:
 def _unscaled(tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
     if not (tensor.is_floating_point() and tensor.requires_grad):
         return tensor
-    result: torch.Tensor = _UnscaleGradient.apply(tensor, scaler)  # type: ignore[no-untyped-call]  # of torch
-    return result
+    unscale: Any = _UnscaleGradient.apply
+    return inside(tensor, lambda value: unscale(value, scaler))
 
 
 class _ScaleGradient(torch.autograd.Function):

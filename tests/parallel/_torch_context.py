@@ -233,6 +233,20 @@ class Translator(nn.Module):
         return hidden @ self.embed.weight.t()
 
 
+class Pipelined(nn.Module):
+    """A language model that torch.fx can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(WORDS, WIDTH), nn.Parameter(torch.zeros(TOKENS, WIDTH))
+        self.blocks = nn.Sequential(*(NanoBlock(flash=True) for _ in range(4)))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        return self.head(self.blocks(self.embed(tokens) + self.places))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "nano": NanoGPT,
     "nano spelled out": lambda: NanoGPT(flash=False),
@@ -242,6 +256,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "encoder": lambda: Classifier(batch_first=True),
     "encoder, tokens first": lambda: Classifier(batch_first=False),
     "translator": Translator,
+    "pipelined": Pipelined,
 }
 
 
@@ -264,6 +279,8 @@ def batch(case: Case, number: int) -> tuple[tuple[Any, ...], torch.Tensor]:
     if case.model.startswith("nano"):
         labels[:, : case.tokens // 3] = -1  # equally many of each sample: shares have equal weights
         return (tokens, labels), labels
+    if case.model == "pipelined":
+        return (tokens,), tokens
     if case.model.startswith("llama"):
         return (
             (tokens, (~padding).long()) if "padded" in case.model or "recomputed" in case.model else (tokens,)
@@ -438,6 +455,24 @@ def random_numbers(strategy: str) -> dict[str, Any]:
         )
         sums = whole(attention(query))[..., 0]
     return {"kept": model.kept, "state": after, "sums": sums.tolist()}
+
+
+def half_losses(strategy: str) -> list[float]:
+    """Return losses of a training in 16 bits."""
+    case = Case("llama padded", strategy)
+    (tokens, mask), labels = batch(case, 0)
+    losses = []
+    with runtime(strategy):
+        model: Any = make(case.model).float()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=0.01)
+        model, optimizer = ud.distribute(model, optimizer)
+        for _ in range(8):
+            loss = loss_of(model(tokens, mask), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+    return losses
 
 
 def attention_gradients_with_dropout() -> float:

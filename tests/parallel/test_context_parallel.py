@@ -19,6 +19,7 @@ from _torch_context import (
     attention_gradients_with_dropout,
     errors_of,
     evaluated,
+    half_losses,
     random_numbers,
     refusals,
 )
@@ -54,6 +55,7 @@ CASES = {
         Case("nano", "context=2,tensor=2"),
         Case("encoder", "context=2,tensor=2"),
         Case("llama", "context=4", engine="gloo", steps=2),
+        Case("pipelined", "pipeline=2,context=2,clip_norm=0.3", step=True, steps=2),
     ],
 }
 SOAK_EIGHT = [
@@ -61,6 +63,8 @@ SOAK_EIGHT = [
     Case("nano", "context=4,zero=3"),
     Case("encoder", "context=4,tensor=2,accumulate=2"),
     Case("llama", "context=8", tokens=29),
+    Case("pipelined", "pipeline=2,context=2,tensor=2,zero=1", step=True),
+    Case("pipelined", "pipeline=2:microbatches=2,context=2,accumulate=2", step=True),
 ]
 
 
@@ -109,6 +113,14 @@ def test_tokens_get_random_numbers_of_their_own_and_recomputing_gives_them_again
     assert 0.7 < sum(sums) / len(sums) < 1.3
 
 
+def test_half_precision_learns_as_in_one_process(rank_pool: RankPoolFactory) -> None:
+    for precision in ("bf16", "fp16"):
+        (expected,) = rank_pool(1).run(half_losses, (f"precision={precision}",))
+        assert expected[-1] < expected[0] - 0.05, "it learns"
+        for found in rank_pool(2).run(half_losses, (f"context=2,precision={precision}",)):
+            assert found == pytest.approx(expected, abs=2e-2)
+
+
 def test_gradients_of_attention_with_dropout(rank_pool: RankPoolFactory) -> None:
     assert max(rank_pool(2).run(attention_gradients_with_dropout)) < 1e-6
 
@@ -123,7 +135,7 @@ def test_what_cannot_be_divided_is_said_before_the_first_step(rank_pool: RankPoo
         "names": "has no argument 'tokens'; it has input",
         "exchange": "Choices: gather, ring, ulysses",
         "local_sgd": "local_sgd",
-        "reentrant": "CheckpointFunctionBackward in Reentrant is an autograd.Function, whose backward pass cannot be followed",
+        "reentrant": "CheckpointFunctionBackward in Reentrant is an autograd.Function, whose backward pass cannot",
     }
     for found in rank_pool(2).run(refusals):
         for name, text in expected.items():

@@ -5,7 +5,9 @@ May import `operations` and the modules at the root of this package.
 
 from unidist_torch.models.lazy_init import BUILT_AS
 from unidist_torch.models.step_runner import (
+    ChangesInputs,
     LossFunction,
+    PartOfInputs,
     PartOfOutputs,
     StepRunner,
     WholeStepRunner,
@@ -16,6 +18,6 @@ from unidist_torch.models.step_runner import (
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "BUILT_AS", "LossFunction", "PartOfOutputs", "StepRunner", "SyncBatchNorm", "WholeStepRunner", "evaluating",
-    "gradient_computed", "gradient_memory",
+    "BUILT_AS", "ChangesInputs", "LossFunction", "PartOfInputs", "PartOfOutputs", "StepRunner", "SyncBatchNorm",
+    "WholeStepRunner", "evaluating", "gradient_computed", "gradient_memory",
 ]  # fmt: skip

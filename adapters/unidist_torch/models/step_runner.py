@@ -62,6 +62,24 @@ class PartOfOutputs:
         self.values = values
 
 
+class PartOfInputs:
+    """The only argument of a model that a runner runs in parts: for `ChangesInputs`, which makes a copy with others.
+
+    Attributes:
+        arguments: of the whole model, by name.
+    """
+
+    arguments: Mapping[str, Any]
+
+
+class ChangesInputs(ABC):
+    """Hook before a model's forward that changes its inputs, also those of a runner that runs the model in parts."""
+
+    @abstractmethod
+    def __call__(self, model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return arguments in place of these, or None. A single `PartOfInputs` has the arguments inside."""
+
+
 class WholeStepRunner(StepRunner):
     """The usual runner: the model as it is, whole on this rank.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from unidist_context_parallel._torch.divided.tensor import SequenceTensor
 from unidist_context_parallel.binding import ContextBinding
 from unidist_context_parallel.layout.sequence import zigzag
 from unidist_torch.memory import memory_kind
+from unidist_torch.models import ChangesInputs, PartOfInputs
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -42,14 +44,14 @@ class TorchContext(ContextBinding):
             )
         axis = context.owned(ContextAxis)
         axis.prepare({memory_kind(parameter).partition(":")[0] for parameter in model.parameters()})
-        axis.exchange = strategy.exchange
+        axis = axis.using(strategy.exchange)
         _synchronize_generators(axis)
         dim = _sequence_dim(model) if strategy.dim is None else strategy.dim
         model.register_forward_pre_hook(DividedInputs(strategy, axis, dim), with_kwargs=True)
         return model
 
 
-class DividedInputs:
+class DividedInputs(ChangesInputs):
     """Hook before the model runs: divides the tokens. At the first call, ranks compare what they were given.
 
     Args:
@@ -64,9 +66,14 @@ class DividedInputs:
         self._dim = dim
         self._checked = False
 
+    @override
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(leaf, SequenceTensor) for leaf in tree_leaves((args, kwargs))):
             return None  # the model calls itself
+        if len(args) == 1 and isinstance(args[0], PartOfInputs):
+            part = copy.copy(args[0])  # of a pipeline; its ranks compare what they are given
+            part.arguments = self._divide_named(model, part.arguments)
+            return (part,), kwargs
         if not self._checked:
             self._checked = True
             self._compare((args, kwargs))
@@ -75,9 +82,8 @@ class DividedInputs:
         args = tuple(self._divided(each) if number in positions else each for number, each in enumerate(args))
         return args, {name: self._divided(each) if name in found else each for name, each in kwargs.items()}
 
-    def divide_named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a call's arguments by name, the tokens divided."""
-        names = self._strategy.names or tuple(self._first([], arguments))
+    def _divide_named(self, model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        names = self._names(model, [], arguments)
         return {name: self._divided(value) if name in names else value for name, value in arguments.items()}
 
     def _names(self, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str | int]:

@@ -19,13 +19,13 @@ from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError, UsageError
 from unidist.mixins import with_mixin
 from unidist_pipeline._torch.tracing.program import Program
-from unidist_torch.models.step_runner import PartOfOutputs
+from unidist_torch.models.step_runner import PartOfInputs, PartOfOutputs
 
 Slot = tuple[torch.nn.Module, str, bool]
 """A module, the name of a parameter or buffer of it, and whether it is a parameter."""
 
 
-class StageCall:
+class StageCall(PartOfInputs):
     """Argument of a call of the model: run this stage. No dataclass, so that nothing looks for tensors inside."""
 
     def __init__(

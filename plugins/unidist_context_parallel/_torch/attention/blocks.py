@@ -129,7 +129,7 @@ class Backward:
             rows, columns = part.rows, part.columns
             found = kernel.backward(
                 self._gradient[:, :, rows], self._q[:, :, rows], k[:, :, columns], v[:, :, columns],
-                self._output[:, :, rows], self._lse[:, :, rows], score, next(self._rests),
+                self._output[:, :, rows], self._lse[:, :, rows].contiguous(), score, next(self._rests),
             )  # fmt: skip
             self.of_q[:, :, rows].add_(found[0])
             of_k[:, :, columns].add_(_summed(found[1], groups))

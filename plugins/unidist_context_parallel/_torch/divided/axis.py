@@ -45,12 +45,22 @@ class ContextAxis:
         self.size = runtime.axis_size(AXIS)
         self._runtime = runtime
         self._communicators: dict[str, Communicator] = {}
+        self._variants: dict[str, ContextAxis] = {self.exchange: self}
 
     def prepare(self, kinds: Iterable[str]) -> None:
         """Make the communicators for these kinds of memory. Collective over all ranks."""
         for kind in sorted({"host", *kinds}):
             if kind not in self._communicators:
                 self._communicators[kind] = self._runtime.new_communicator(AXIS, memory=kind)
+
+    def using(self, exchange: str) -> ContextAxis:
+        """Return the same axis for a model whose attention exchanges in another way."""
+        if exchange == self.exchange:
+            return self
+        if exchange not in self._variants:
+            other = self._variants[exchange] = object.__new__(ContextAxis)
+            other.__dict__ = {**self.__dict__, "exchange": exchange}
+        return self._variants[exchange]
 
     def close(self) -> None:
         """See `unidist.runtime_api.Owned`: the runtime closes the communicators."""
@@ -59,7 +69,7 @@ class ContextAxis:
         return self
 
     def __reduce__(self) -> Any:
-        return current_axis, ()
+        return current_axis, (self.exchange,)
 
     @property
     def is_first_rank(self) -> bool:
@@ -149,9 +159,9 @@ class ContextAxis:
         return self._communicators[kind]
 
 
-def current_axis() -> ContextAxis:
+def current_axis(exchange: str = "ring") -> ContextAxis:
     """Return the axis of this process's runtime."""
-    return context.current().owned(ContextAxis)
+    return context.current().owned(ContextAxis).using(exchange)
 
 
 def take_rows(whole: torch.Tensor, layout: SequenceLayout, dim: int, rank: int) -> torch.Tensor:

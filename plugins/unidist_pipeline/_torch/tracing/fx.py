@@ -19,6 +19,7 @@ from typing_extensions import override
 from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._torch.tracing.structures import ArgumentTensor, Assembly, Index
 from unidist_pipeline._torch.tracing.values import PLAIN, changed, constant, form_of, parts_of, tensors_in
+from unidist_torch.models import ChangesInputs
 
 _CONSTRUCTORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "tensor", "zeros")
 """Functions of torch that do not notice by themselves that an argument (a size) stands for a value."""
@@ -42,7 +43,8 @@ def plain_forward(model: torch.nn.Module) -> Forward:
             f"{type(model).__name__} has a forward of its own on the object (torch.compile and some libraries do so), "
             "and pipeline cannot look into it. Give TrainStep the plain model"
         )
-    if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
+    before = [hook for hook in model._forward_pre_hooks.values() if not isinstance(hook, ChangesInputs)]
+    if before or model._forward_hooks or model._backward_hooks or model._backward_pre_hooks:
         raise ConfigurationError(
             f"{type(model).__name__} has hooks on the whole model, which no rank of a pipeline runs as a whole. Put "
             "them on modules inside of it, or remove them"

@@ -145,6 +145,24 @@ def _name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+class _Wrapped:
+    """The place of a tensor of a class that wraps another one, which is sent (`__tensor_flatten__`)."""
+
+    def __init__(self, kind: Any, name: str, meta: Any) -> None:
+        self._parts = kind, name, meta
+
+    def around(self, tensor: torch.Tensor) -> Any:
+        """Return the wrapper of a tensor."""
+        kind, name, meta = self._parts
+        return kind.__tensor_unflatten__({name: tensor}, meta, None, None)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Wrapped) and other._parts == self._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts[:2])
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors of a structure, in order."""
     found: list[torch.Tensor] = []
@@ -166,10 +184,15 @@ def message_of(value: Any, what: str) -> tuple[Message, list[torch.Tensor]]:
 
     def take(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
+            place: Any = _Place.TENSOR
+            if hasattr(item, "__tensor_flatten__"):
+                wrapper: Any = item
+                (name,), meta = wrapper.__tensor_flatten__()
+                place, item = _Wrapped(type(wrapper), name, meta), getattr(wrapper, name)
             if item.layout is not torch.strided:
                 raise UsageError(f"{what} contains a tensor of layout {item.layout}; only dense ones can be sent")
             found.append(item)
-            return _Place.TENSOR
+            return place
         if isinstance(item, PLAIN):
             return tuple(item) if isinstance(item, torch.Size) else item
         raise UsageError(
@@ -186,7 +209,13 @@ def message_of(value: Any, what: str) -> tuple[Message, list[torch.Tensor]]:
 def value_of(form: Form, tensors: Sequence[torch.Tensor]) -> Any:
     """Return the value that a message was made of, with these tensors."""
     rest = iter(tensors)
-    return changed(lambda item: next(rest) if item is _Place.TENSOR else item, form.structure)
+
+    def put(item: Any) -> Any:
+        if isinstance(item, _Wrapped):
+            return item.around(next(rest))
+        return next(rest) if item is _Place.TENSOR else item
+
+    return changed(put, form.structure)
 
 
 def gradient_message(gradients: Sequence[torch.Tensor | None]) -> Message:
