@@ -281,6 +281,46 @@ def compared(model: nn.Module, parameters: Parameters) -> float:
     return max(differences)
 
 
+def composed_errors(lines: Sequence[str]) -> dict[str, float | str]:
+    """Train the transformer of `_torch_compositions`, with experts and their losses, under each strategy line."""
+    import _torch_compositions as compositions
+
+    class Sparse(nn.Module):
+        def __init__(self, block: nn.Module) -> None:
+            super().__init__()
+            self.block = block
+            self.experts = MixtureOfExperts(compositions.WIDTH, 4, hidden=12, **coefficients)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.block(x) + self.experts(x)
+            return found
+
+    plain = compositions.Transformer, compositions.optimizer_of, compositions.loss_of
+    models: list[nn.Module] = []
+
+    class Transformer(compositions.Transformer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Sparse(block) for block in self.blocks)
+
+    def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+        models.append(model)
+        return plain[1](model)
+
+    def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return plain[2](outputs, targets) + losses_of(models[-1])
+
+    compositions.Transformer, compositions.optimizer_of, compositions.loss_of = Transformer, optimizer_of, loss_of  # type: ignore[misc]
+    found = {}
+    try:
+        for line in lines:
+            coefficients = {} if "pipeline" in line else {"balance_coefficient": 0.1, "z_coefficient": 0.1}
+            found |= compositions.errors_of([line])
+    finally:
+        compositions.Transformer, compositions.optimizer_of, compositions.loss_of = plain  # type: ignore[misc]
+    return found
+
+
 def without_exchange() -> float:
     """Return the error of a training whose routers' losses are of each rank's own tokens, which a test must notice."""
     from unidist_expert_parallel._torch.layers.axis import ExpertAxis

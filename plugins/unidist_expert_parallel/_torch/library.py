@@ -15,7 +15,7 @@ from torch import nn
 
 from unidist.mixins import with_mixin
 from unidist_expert_parallel._torch.layers.axis import ExpertAxis
-from unidist_expert_parallel._torch.layers.dispatch import dispatch
+from unidist_expert_parallel._torch.layers.dispatch import dispatch, own_tokens
 from unidist_expert_parallel._torch.layers.experts import keep_rows
 from unidist_expert_parallel.layout.owners import held_experts
 
@@ -58,8 +58,14 @@ class DividedExperts(nn.Module):
     unidist_axis: ExpertAxis
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
-    def forward(self, tokens: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Any, index: Any, weights: Any) -> Any:
         """Take `(tokens, width)`, and numbers and weights of experts `(tokens, k)`. Collective over the axis."""
+        part = own_tokens(tokens)
+        if part is None:
+            return self._computed(tokens, index, weights)
+        return tokens.like(self._computed(part, index.local, weights.local))
+
+    def _computed(self, tokens: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         flat = tokens.reshape(-1, tokens.shape[-1])
         index, weights = index.reshape(flat.shape[0], -1), weights.reshape(flat.shape[0], -1)
         total = self.num_experts * self.unidist_axis.size

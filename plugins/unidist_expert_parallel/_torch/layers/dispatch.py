@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,6 +14,16 @@ Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 
 Returns as many rows. Called on every rank, also without rows; must then give every parameter a gradient, too.
 """
+
+
+def own_tokens(tensor: Any) -> torch.Tensor | None:
+    """Return what this rank has of a tensor that is divided along the sequence; None: it is an ordinary one.
+
+    Such a tensor (of the strategy context) has `local`, and `like(local)` makes another one. As each token is computed
+    by itself, the layer works on those of the rank.
+    """
+    found: torch.Tensor | None = getattr(tensor, "local", None)
+    return found
 
 
 def dispatch(

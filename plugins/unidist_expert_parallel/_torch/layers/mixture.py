@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import nn
 
 from unidist_expert_parallel._torch.layers.axis import ExpertAxis
-from unidist_expert_parallel._torch.layers.dispatch import dispatch
+from unidist_expert_parallel._torch.layers.dispatch import dispatch, own_tokens
 from unidist_expert_parallel._torch.layers.experts import ExpertList, ExpertStack, Kind
 from unidist_expert_parallel._torch.layers.losses import LastPass, router_losses
 from unidist_expert_parallel._torch.layers.router import Router, Softmax, choose, counts_of, within_capacity
@@ -114,8 +115,12 @@ class MixtureOfExperts(nn.Module):
         self._axis = axis
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Any) -> Any:
         """Take tokens of any shape `(..., width)`, return the same. Collective if the experts are divided."""
+        part = own_tokens(x)
+        return self._computed(x) if part is None else x.like(self._computed(part))
+
+    def _computed(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.reshape(-1, self.width)
         seen = tokens
         if self.jitter and self.training:
