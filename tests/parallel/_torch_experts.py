@@ -311,7 +311,8 @@ def composed_errors(lines: Sequence[str]) -> dict[str, float | str]:
         return plain[2](outputs, targets) + losses_of(models[-1])
 
     compositions.Transformer, compositions.optimizer_of, compositions.loss_of = Transformer, optimizer_of, loss_of  # type: ignore[misc]
-    found = {}
+    found: dict[str, float | str] = {}
+    coefficients: dict[str, Any] = {}
     try:
         for line in lines:
             coefficients = {} if "pipeline" in line else {"balance_coefficient": 0.1, "z_coefficient": 0.1}

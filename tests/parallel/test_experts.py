@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from composition_lines import check as check_lines
 from part_pools import PartPools
-
-from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
@@ -29,7 +25,6 @@ from _torch_experts import (
 
 pytestmark = pytest.mark.parallel
 
-TIMEOUT = timedelta(minutes=30)
 CASES = {
     2: [
         *(Case(layer) for layer in LAYERS),
@@ -61,12 +56,6 @@ CASES = {
         Case("modules", clips=True, strategy="expert=2"),
         Case("plain", passes=2, twice=True, strategy="expert=2"),
     ],
-    8: [
-        *(Case(layer, strategy=f"expert={size}") for layer in LAYERS for size in (2, 4, 8)),
-        Case("plain", strategy="expert=2,tensor=2,zero=1,clip_norm=0.3"),
-        Case("plain", strategy="expert=2,pipeline=2:microbatches=2,zero=1,clip_norm=0.3", step=True),
-        Case("plain", strategy="expert=2,tensor=2,pipeline=2:microbatches=2", step=True),
-    ],
 }
 
 
@@ -86,21 +75,9 @@ def test_numbers_are_those_of_one_process(torch_pools: PartPools, ranks: int) ->
     check(torch_pools.get(ranks).run(errors_of, (CASES[ranks],)))
 
 
-@pytest.mark.soak
-def test_numbers_on_eight_ranks_are_those_of_one_process(rank_pool: RankPoolFactory) -> None:
-    check(rank_pool(8, env={"OMP_NUM_THREADS": "1"}).run(errors_of, (CASES[8],)))
-
-
 def test_transformers_with_experts_in_pairs(torch_pools: PartPools) -> None:
     lines = ["expert=2,context=2", "expert=2,tensor=2", "expert=2,pipeline=2:microbatches=2"]
     check_lines(torch_pools.get(4).run(composed_errors, (lines,)))
-
-
-@pytest.mark.soak
-def test_transformers_with_experts_in_triples(rank_pool: RankPoolFactory) -> None:
-    parts = ("context=2", "tensor=2", "pipeline=2:microbatches=2", "zero=1", "zero=2", "activations=recompute")
-    lines = [f"expert=2,{one},{two}" for one, two in itertools.combinations(parts, 2) if not one.startswith("zero")]
-    check_lines(rank_pool(8, env={"OMP_NUM_THREADS": "1"}).run(composed_errors, (lines,), timeout=TIMEOUT))
 
 
 def test_losses_of_a_rank_alone_and_a_wrong_group_are_seen(torch_pools: PartPools) -> None:

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="the layer is for PyTorch")
+pytest.importorskip("torch", reason="the layer is for PyTorch")
 
-from unidist.errors import UsageError  # noqa: E402
-from unidist_expert_parallel.torch import MixtureOfExperts, auxiliary_loss  # noqa: E402
+import torch
+
+from unidist.errors import UsageError
+from unidist_expert_parallel.torch import MixtureOfExperts, auxiliary_loss
 
 WIDTH, EXPERTS, TOKENS = 6, 5, 11
 
@@ -109,6 +111,8 @@ def test_losses_of_the_router_are_those_of_their_papers() -> None:
     fractions = torch.tensor([chosen.count(number) / len(chosen) for number in range(EXPERTS)])
     balance = EXPERTS * (fractions * probabilities.mean(0)).sum()
     z = scores.exp().sum(-1).log().square().mean()
+    assert made.balance_loss is not None
+    assert made.z_loss is not None
     assert float(made.balance_loss.detach()) == pytest.approx(float(balance.detach()), abs=1e-12)
     assert float(made.z_loss.detach()) == pytest.approx(float(z.detach()), abs=1e-12)
     assert float(auxiliary_loss(made).detach()) == pytest.approx(float((0.5 * balance + 0.25 * z).detach()), abs=1e-12)
