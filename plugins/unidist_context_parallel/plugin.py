@@ -23,3 +23,4 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
 def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("context", "torch", "unidist_context_parallel._torch.binding:TorchContext"))
+    registry.add(BindingSpec("context", "tensorflow", "unidist_context_parallel._keras.binding:KerasContext"))

@@ -1,0 +1,68 @@
+"""Context parallelism for Keras on TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import keras
+from typing_extensions import override
+
+from unidist.errors import ConfigurationError
+from unidist_context_parallel._keras.attention import ATTENTIONS, divide_attention
+from unidist_context_parallel._keras.axis import KerasAxis
+from unidist_context_parallel._keras.kinds import Kind, kind_of
+from unidist_context_parallel._keras.model import divide_function
+from unidist_context_parallel.binding import ContextBinding
+from unidist_context_parallel.layout.sequence import AXIS
+
+if TYPE_CHECKING:
+    from unidist.runtime_api import RuntimeAPI
+    from unidist_context_parallel.strategy import Context
+
+
+class KerasContext(ContextBinding):
+    """See `ContextBinding`."""
+
+    @override
+    def partition(self, strategy: Context, model: Any, context: RuntimeAPI) -> Any:
+        """See `ContextBinding.partition`."""
+        asked = f"context={strategy.size}"
+        if strategy.exchange != "gather":
+            raise ConfigurationError(
+                f"{asked}: attention in Keras gathers keys and values; say so: {asked}:exchange=gather"
+            )
+        if strategy.inputs is not None or strategy.dim is not None:
+            raise ConfigurationError(f"{asked}: inputs and dim are for PyTorch; Keras' layers say where tokens are")
+        function = model._functional if isinstance(model, keras.Sequential) else model
+        if not hasattr(function, "_nodes_by_depth"):
+            raise ConfigurationError(
+                f"{asked}: {type(model).__name__} has no graph of layers to follow. Make it a Functional or Sequential "
+                "model, built with its input shape"
+            )
+        kinds: dict[int, Kind] = {}
+        for depth in function._nodes_by_depth.values():
+            for node in depth:
+                if not node.is_input:
+                    found = kind_of(node.operation, node)
+                    same = kinds.get(id(node.operation), found)
+                    kinds[id(node.operation)] = found if same is found else Kind.ALL
+        operations = [each for each in function._operations if id(each) in kinds]
+        reached = [each for each in operations if kinds[id(each)] in (Kind.ATTENTION, Kind.COMPOSITE)]
+        if not reached:
+            raise ConfigurationError(
+                f"{asked}: no attention of {type(model).__name__} can get some of the tokens. It needs "
+                "keras.layers.MultiHeadAttention or GroupQueryAttention, in the graph or in layers that do nothing "
+                "else with the sequence, and inputs of a known length"
+            )
+        axis = KerasAxis(context.new_communicator(AXIS))
+        for each in reached:
+            for layer in each._flatten_layers():
+                if isinstance(layer, ATTENTIONS):
+                    divide_attention(layer, axis)
+        divide_function(function, axis, kinds)
+        if context.topology.rank == 0:
+            whole = [each.name for each in operations if kinds[id(each)] is Kind.ALL]
+            text = f"{asked}: tokens are divided in {len(operations) - len(whole)} of {len(operations)} layers"
+            print(text + (f"; all ranks compute {', '.join(whole[:8])}" if whole else ""), file=sys.stderr, flush=True)
+        return model

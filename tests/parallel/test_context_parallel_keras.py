@@ -1,0 +1,63 @@
+"""Context parallelism in Keras on TensorFlow gives the numbers of one process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from part_pools import PartPools
+
+from unidist.testing.fixtures import RankPoolFactory
+
+pytest.importorskip("tensorflow", reason="the training is in TensorFlow")
+sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
+
+from _keras_context import errors_of, kinds, refusals
+
+pytestmark = pytest.mark.parallel
+
+CASES = {
+    2: [
+        ("blocks", "context=2:exchange=gather,zero=1"),
+        ("graph", "context=2:exchange=gather"),
+        ("vectors", "context=2:exchange=gather,clip_norm=100"),
+    ],
+    4: [
+        ("graph", "context=2:exchange=gather"),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return tensorflow_pools
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_divided_sequences_train_like_whole_ones(rank_pool: RankPoolFactory, size: int) -> None:
+    for found in rank_pool(size).run(errors_of, (CASES[size],)):
+        for case, errors in zip(CASES[size], found, strict=True):
+            for name, error in errors.items():
+                assert error <= 1e-12, f"{case}: {name} differs by {error:.2e} from one process"
+
+
+def test_layers_that_need_all_tokens_get_them(rank_pool: RankPoolFactory) -> None:
+    (found,) = rank_pool(1).run(kinds)
+    assert found["blocks"] == {"Places": "ALL", "Block": "COMPOSITE", "Dense": "TOKENS"}
+    assert found["graph"]["Conv1D"] == found["graph"]["GlobalAveragePooling1D"] == "ALL"
+    assert found["graph"]["MultiHeadAttention"] == found["graph"]["GroupedQueryAttention"] == "ATTENTION"
+    assert found["vectors"]["GlobalMaxPooling1D"] == "ALL"
+
+
+def test_what_cannot_be_divided_is_said(rank_pool: RankPoolFactory) -> None:
+    expected = {
+        "ring": "context=2:exchange=gather",
+        "options": "are for PyTorch",
+        "subclassed": "has no graph of layers",
+        "no attention": "no attention of Sequential",
+    }
+    for found in rank_pool(2).run(refusals):
+        for name, text in expected.items():
+            assert text in found[name], f"{name}: {found[name]}"
