@@ -287,7 +287,12 @@ def _like(reference: torch.nn.Module, values: Any) -> Any:
 
 def _whole(outputs: Any) -> Any:
     """Return outputs with tensors that are divided over ranks (a divided sequence) whole. Collective if any is."""
-    return pytree.tree_map(lambda each: each.full_tensor() if hasattr(each, "full_tensor") else each, outputs)
+
+    def whole(value: Any) -> Any:
+        is_divided = isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
+        return value.full_tensor() if is_divided else value
+
+    return pytree.tree_map(whole, outputs)
 
 
 def _leaf(value: Any) -> Leaf | None:
