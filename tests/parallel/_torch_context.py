@@ -457,6 +457,70 @@ def random_numbers(strategy: str) -> dict[str, Any]:
     return {"kept": model.kept, "state": after, "sums": sums.tolist()}
 
 
+def saved(strategy: str) -> float:
+    """Return which part of one process' activations this rank keeps for the backward pass."""
+    tokens = torch.randint(0, WORDS, (1, 512), generator=torch.Generator().manual_seed(0))
+
+    def kept(model: nn.Module) -> int:
+        own = {parameter.untyped_storage().data_ptr() for parameter in [*model.parameters(), *model.buffers()]}
+        found: dict[int, tuple[int, torch.Tensor]] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                found[storage.data_ptr()] = storage.nbytes(), tensor.detach()  # its address stays its own
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss_of(model(tokens), tokens).backward()
+        return sum(size for size, _ in found.values())
+
+    whole = kept(make("llama"))
+    with runtime(strategy):
+        model = make("llama")
+        model, _ = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        kept(model)  # compares the first batch
+        return kept(model) / whole
+
+
+def checkpoint_errors(folder: str) -> dict[str, float]:
+    """Save under one division and load under another, and return how far a further step is from one process."""
+    case = Case("llama", "")
+    found = {}
+
+    def steps(model: Any, optimizer: Any, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            (tokens,), labels = batch(case, number)
+            loss_of(model(tokens), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def new() -> tuple[Any, Any]:
+        model = make(case.model)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3)
+
+    whole, alone = new()
+    steps(whole, alone, range(3))
+    with runtime("context=2,zero=1"):
+        model, optimizer = ud.distribute(*new())
+        steps(model, optimizer, range(2))
+        ud.save(folder, model, optimizer)
+    for strategy in ("context=2,zero=3", "context=2:exchange=gather", "tensor=2"):
+        with runtime(strategy):
+            model, optimizer = ud.distribute(*new())
+            ud.load(folder, model, optimizer)
+            steps(model, optimizer, [2])
+            places, expected = placements_of(model), dict(whole.named_parameters())
+            worst = 0.0
+            for path, value in _gathered(model).items():
+                place = places.placement(path, tuple(value.shape), dtype_of(value))
+                part = expected[place.name].detach().numpy()
+                part = part if place.shape == tuple(value.shape) else part[np.ix_(*place.indices)]
+                worst = max(worst, largest_error(value.numpy(), part))
+            found[strategy] = worst
+    return found
+
+
 def half_losses(strategy: str) -> list[float]:
     """Return losses of a training in 16 bits."""
     case = Case("llama padded", strategy)

@@ -17,11 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 from _torch_context import (
     Case,
     attention_gradients_with_dropout,
+    checkpoint_errors,
     errors_of,
     evaluated,
     half_losses,
     random_numbers,
     refusals,
+    saved,
 )
 
 pytestmark = pytest.mark.parallel
@@ -111,6 +113,18 @@ def test_tokens_get_random_numbers_of_their_own_and_recomputing_gives_them_again
     sums = [each for head in first["sums"][0] for each in head]
     assert len(set(sums)) == len(sums) == 32, "weights are left out, of each token others"
     assert 0.7 < sum(sums) / len(sums) < 1.3
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_keeps_its_share_of_the_activations(rank_pool: RankPoolFactory, size: int) -> None:
+    for exchange in ("ring", "gather"):
+        for share in rank_pool(size).run(saved, (f"context={size}:exchange={exchange}",)):
+            assert 0.9 / size < share < 1.1 / size
+
+
+def test_checkpoints_do_not_depend_on_the_division(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    for found in rank_pool(2).run(checkpoint_errors, (str(tmp_path / "saved"),)):
+        assert max(found.values()) < 1e-12, found
 
 
 def test_half_precision_learns_as_in_one_process(rank_pool: RankPoolFactory) -> None:
