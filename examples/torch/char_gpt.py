@@ -3,6 +3,7 @@
     unidist launch -np 2 examples/torch/char_gpt.py
     unidist launch -np 2 --strategy accumulate=2 examples/torch/char_gpt.py --steps 800
     unidist launch -np 4 --strategy pipeline=2,tensor=2 examples/torch/char_gpt.py
+    unidist launch -np 2 --strategy context=2 examples/torch/char_gpt.py --context 512
     python examples/torch/char_gpt.py                # the same script alone
 
 The default takes about a minute on two cores. `TrainStep` is one call for every strategy, also for those that divide

@@ -159,6 +159,9 @@ def _compare_call(
             outputs = run(reference, own_args, own_kwargs)
             if attributes != _attributes(reference):
                 raise NotComparableError("its forward changes its attributes, so another pass would do harm")
+            tensors = [each for each in pytree.tree_leaves(outputs) if isinstance(each, torch.Tensor)]
+            if check.divided and sum(tensor.nbytes for tensor in tensors) > MAX_COPIED_BYTES:
+                raise NotComparableError("they are too large to have whole on every rank")
             return (outputs,) if check.divided else (outputs, outputs)
 
     def found() -> tuple[Any, ...]:

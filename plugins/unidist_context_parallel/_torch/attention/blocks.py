@@ -56,12 +56,9 @@ class Forward:
     """
 
     def __init__(self, job: Job, q: torch.Tensor, width: int, mask: torch.Tensor | None) -> None:
-        batch, heads, rows = q.shape[:3]
-        dtype = kernel.accumulation_dtype(q.dtype)
-        self._job, self._q, self._mask = job, q, mask
-        # In memory as (batch, queries, heads, width): what follows an attention transposes it back.
-        self._output = q.new_zeros((batch, rows, heads, width), dtype=dtype).transpose(1, 2)
-        self._lse = q.new_full((batch, heads, rows), -torch.inf, dtype=dtype)
+        self._job, self._q, self._mask, self._width = job, q, mask, width
+        self._dtype = kernel.accumulation_dtype(q.dtype)
+        self._sums: tuple[torch.Tensor, torch.Tensor] | None = None
         self.rests: list[tuple[Any, ...]] = []
 
     def add(self, k: torch.Tensor, v: torch.Tensor, positions: Indices, number: int) -> None:
@@ -72,11 +69,24 @@ class Forward:
                 self._q[:, :, part.rows], k[:, :, part.columns], v[:, :, part.columns], score
             )
             self.rests.append(rest)
-            self._merge(self._output[:, :, part.rows], self._lse[:, :, part.rows], output, lse)
+            if self._sums is None and output.shape[2] == self._q.shape[2]:
+                self._sums = output.to(self._dtype), lse.to(self._dtype)
+                continue
+            if self._sums is None:
+                self._sums = self._nothing()
+            self._merge(*(each[:, :, part.rows] for each in self._sums), output, lse)
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output, in the type of the queries, and its log-sum-exp."""
-        return self._output.to(self._q.dtype), self._lse
+        output, lse = self._nothing() if self._sums is None else self._sums
+        return output.to(self._q.dtype), lse
+
+    def _nothing(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the output of queries that see no key."""
+        batch, heads, rows = self._q.shape[:3]
+        # In memory as (batch, queries, heads, width), as the kernel has it: what follows transposes it back.
+        output = self._q.new_zeros((batch, rows, heads, self._width), dtype=self._dtype).transpose(1, 2)
+        return output, self._q.new_full((batch, heads, rows), -torch.inf, dtype=self._dtype)
 
     @staticmethod
     def _merge(output: torch.Tensor, lse: torch.Tensor, new: torch.Tensor, new_lse: torch.Tensor) -> None:
