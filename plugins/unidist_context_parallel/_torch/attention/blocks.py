@@ -74,7 +74,8 @@ class Forward:
                 continue
             if self._sums is None:
                 self._sums = self._nothing()
-            self._merge(*(each[:, :, part.rows] for each in self._sums), output, lse)
+            total, total_lse = self._sums
+            self._merge(total[:, :, part.rows], total_lse[:, :, part.rows], output, lse)
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the output, in the type of the queries, and its log-sum-exp."""
