@@ -11,7 +11,7 @@ from typing_extensions import override
 from unidist.cost_model import EstimatesMemory, PredictsStepTime
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS, Divides
-from unidist.strategy import Plan, RunsSteps, ShardsUpdates, Strategy
+from unidist.strategy import Plan, RunsSteps, Strategy
 from unidist_expert_parallel import planning
 from unidist_expert_parallel.layout.owners import AXIS
 
@@ -35,7 +35,6 @@ class Expert(Strategy, EstimatesMemory, PredictsStepTime):
 
     Attributes:
         stages_see_no_model: another strategy of the run runs the passes, and its loss sees outputs alone.
-        updates_are_sharded: another strategy of the run shards the updates.
     """
 
     name: ClassVar[str] = "expert"
@@ -45,7 +44,6 @@ class Expert(Strategy, EstimatesMemory, PredictsStepTime):
 
     size: int
     stages_see_no_model: bool = field(default=False, init=False, repr=False, compare=False)
-    updates_are_sharded: bool = field(default=False, init=False, repr=False, compare=False)
 
     @property
     @override
@@ -58,7 +56,6 @@ class Expert(Strategy, EstimatesMemory, PredictsStepTime):
         if self.size < 1:
             raise ConfigurationError(f"expert={self.size}: give a number of ranks, at least 1")
         object.__setattr__(self, "stages_see_no_model", plan.find(RunsSteps) is not None)
-        object.__setattr__(self, "updates_are_sharded", plan.find(ShardsUpdates) is not None)
         for item in plan.strategies:
             if item.axis == DATA_AXIS and item.changes_model and self.size > 1:
                 raise ConfigurationError(

@@ -221,7 +221,7 @@ def refusals() -> dict[str, str]:
     found["nothing"] = attempt("expert=2", lambda: keras.Sequential(dense))
     odd = [keras.Input((4,)), MixtureOfExperts(7)]
     found["odd"] = attempt("expert=2", lambda: keras.Sequential(odd))
-    found["zero"] = attempt("expert=2,zero=1", lambda: make("plain"))
+    found["zero"] = attempt("expert=2,zero=3", lambda: make("plain"))
     return found
 
 

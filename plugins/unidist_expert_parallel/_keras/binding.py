@@ -77,11 +77,6 @@ class KerasExperts(ExpertBinding):
                 "expert: with Keras a pipeline cannot divide a model with experts. Use expert with data or tensor, or "
                 "PyTorch"
             )
-        if strategy.updates_are_sharded:
-            raise ConfigurationError(
-                "expert: with Keras, zero shards variables over all replicas, and experts are on fewer ranks. Use "
-                "expert with data, or PyTorch"
-            )
         limited = [layer.path for layer in found if layer.capacity_factor is not None]
         if limited and context.axis_size(REPLICA_AXES) != context.axis_size(SAMPLE_AXES):
             raise ConfigurationError(

@@ -20,6 +20,7 @@ from unidist_tensorflow.memory import Array, array_of_buffer
 from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.shards import Shard
 from unidist_zero.sharding.all_gather import ShardGather
+from unidist_zero.sharding.partition import Partition
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 
 NODE = "unidist_gathering_of_variables_which_needs_jit_compile_False"
@@ -29,13 +30,17 @@ class VariableGather:
     """Gathers the shards of one optimizer.
 
     Args:
-        exchange: has the partition.
+        exchange: of the gradients.
+        partition: of its buckets, with the places of the model's variables.
         shards: of this rank.
         recorder: takes one event per bucket.
     """
 
-    def __init__(self, exchange: ReduceScatterExchange, shards: Sequence[Shard], recorder: Recorder) -> None:
+    def __init__(
+        self, exchange: ReduceScatterExchange, partition: Partition, shards: Sequence[Shard], recorder: Recorder
+    ) -> None:
         self._exchange = exchange
+        self._partition = partition
         self._shards = shards
         self._recorder = recorder
         self._tensor_buffers = TensorBuffers(exchange.shard_groups[HOST].communicator)
@@ -44,7 +49,7 @@ class VariableGather:
     def run(self, variables: Sequence[Any]) -> None:
         """Assign the values of the shards to the model's variables, by place. Collective; eager, or in a graph."""
         before: list[tf.Operation] = []
-        for number, cut in enumerate(self._exchange.partition.buckets):
+        for number, cut in enumerate(self._partition.buckets):
             shards = [shard for shard in self._shards if shard.segment.bucket == number]
             of_bucket = [variables[slot.parameter] for slot in cut.slots]
             specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in of_bucket]
@@ -60,7 +65,7 @@ class VariableGather:
     def _gathered(
         self, number: int, shards: Sequence[Shard], specs: Sequence[tf.TensorSpec], *values: Any
     ) -> list[Array]:
-        partition = self._exchange.partition
+        partition = self._partition
         cut = partition.buckets[number]
         memory = self._tensor_buffers.acquire(cut.count, cut.dtype)
         for shard, value in zip(shards, values, strict=True):

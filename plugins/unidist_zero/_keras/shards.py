@@ -30,11 +30,13 @@ class Shard:
         segment: its elements.
         variable: `(segment.count,)`, or the shape of the model's variable that it is a copy of.
         dtype: of the model's variables; that of `variable` may be wider.
+        exchange: number of the exchange of its gradient.
     """
 
     segment: Segment
     variable: Any
     dtype: DType
+    exchange: int = 0
 
     @property
     def places(self) -> list[int]:
@@ -92,36 +94,45 @@ class Shard:
 
 
 def make_shards(
-    partition: Partition, owner: int, variables: Sequence[Any], masters: Sequence[DType], keys: Sequence[Any]
+    partition: Partition,
+    owner: int,
+    variables: Sequence[Any],
+    masters: Sequence[DType],
+    keys: Sequence[Any],
+    *,
+    exchange: int = 0,
 ) -> list[Shard]:
     """Return the shards of one rank, filled from the model.
 
     Args:
-        partition: of the gradients of `variables`.
+        partition: of the gradients of `variables`, or of some, by place.
         owner: the rank within its shard group.
         variables: of the model, by place.
         masters: for each the type in which it is updated.
         keys: for each; equal within a shard.
+        exchange: number of the exchange that the partition belongs to.
     """
     pieces = partition.pieces(owner)
     if partition.whole:
         segments = [Segment(piece.bucket, piece.offset, piece.count, (piece,)) for piece in pieces]
     else:
         segments = join_segments(pieces, [(masters[piece.parameter], keys[piece.parameter]) for piece in pieces])
-    return [_shard(partition, segment, variables, masters[segment.pieces[0].parameter]) for segment in segments]
+    return [
+        _shard(partition, segment, variables, masters[segment.pieces[0].parameter], exchange) for segment in segments
+    ]
 
 
-def _shard(partition: Partition, segment: Segment, variables: Sequence[Any], master: DType) -> Shard:
+def _shard(partition: Partition, segment: Segment, variables: Sequence[Any], master: DType, exchange: int) -> Shard:
     first: Piece = segment.pieces[0]
     of_model = variables[first.parameter]
     shape = tuple(of_model.shape) if partition.whole else (segment.count,)
     path = str(getattr(of_model, "path", of_model.name)).split(":")[0]
     parent, _, name = path.rpartition("/")
     if not partition.whole:  # no optimizer goes by the name of a shard with parts of several variables
-        parent, name = "", f"shard_{segment.bucket}_{segment.offset}"
+        parent, name = "", f"shard_{segment.bucket}_{segment.offset}{f'_of_{exchange}' if exchange else ''}"
     with _at(parent):
         variable = keras.Variable(np.zeros(shape, NUMPY_DTYPES[master]), dtype=str(master), name=name)
-    shard = Shard(segment, variable, partition.buckets[segment.bucket].dtype)
+    shard = Shard(segment, variable, partition.buckets[segment.bucket].dtype, exchange)
     variable.assign(tf.cast(shard.of_model(variables), variable.dtype))
     return shard
 

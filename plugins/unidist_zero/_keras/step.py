@@ -114,7 +114,7 @@ class ShardedStep(InnerStep):
         self._decaying: list[bool] = []  # by place
         self._nothing: Any = None
         self._clipping: ShardedClipping | None = None
-        self._gather: VariableGather | None = None
+        self._gathers: list[VariableGather] = []
 
     @property
     @override
@@ -155,18 +155,23 @@ class ShardedStep(InnerStep):
         self._is_built = True
 
     def _make_shards(self) -> list[Shard]:
-        """Return this rank's shards of `_variables`, when the exchange is there."""
-        exchange = self._exchange
-        if len(self._update.exchanges) > 1:
-            raise ConfigurationError(
-                "zero with Keras shards variables that all replicas hold, and a strategy of this run (expert) leaves "
-                "some to fewer ranks. Use data in its place, or PyTorch"
-            )
+        """Return this rank's shards of `_variables`, when the exchanges are there."""
         precision = self._update.options.precision
         dtypes = [dtype_of(variable) for variable in self._variables]
         masters = dtypes if precision is None else [precision.master_dtype(dtype) for dtype in dtypes]
-        shards = make_shards(exchange.partition, self.communicator.rank, self._variables, masters, self._decaying)
-        self._gather = VariableGather(exchange, shards, self._update.context.recorder)
+        order = self._update.in_groups([str(getattr(each, "path", each.name)) for each in self._variables])
+        shards: list[Shard] = []
+        self._gathers = []
+        begin = 0
+        for number, exchange in enumerate(self._update.exchanges):
+            assert isinstance(exchange, ReduceScatterExchange)
+            places = order[begin : begin + len(exchange.parameters)]
+            begin += len(places)
+            partition = exchange.partition.numbered(places)
+            owner = exchange.shard_groups[HOST].communicator.rank
+            own = make_shards(partition, owner, self._variables, masters, self._decaying, exchange=number)
+            self._gathers.append(VariableGather(exchange, partition, own, self._update.context.recorder))
+            shards += own
         return shards
 
     @property
@@ -186,8 +191,9 @@ class ShardedStep(InnerStep):
 
     def _memory(self, place: int, shard: Shard) -> Buffer:
         """Return the memory that holds the gradient of a shard."""
-        segment, exchange = shard.segment, self._exchange
-        begin = exchange.partition.buckets[segment.bucket].begin(self.communicator.rank)
+        segment, exchange = shard.segment, self._update.exchanges[shard.exchange]
+        assert isinstance(exchange, ReduceScatterExchange)
+        begin = exchange.partition.buckets[segment.bucket].begin(exchange.shard_groups[HOST].communicator.rank)
         return exchange.shard(segment.bucket).slice(segment.offset - begin, segment.count)
 
     def _fill(self, shard: Shard, variables: Sequence[Any]) -> None:
@@ -196,8 +202,8 @@ class ShardedStep(InnerStep):
 
     def _gather_shards(self, variables: Sequence[Any]) -> None:
         """Send the shards to all ranks. Collective."""
-        assert self._gather is not None
-        self._gather.run(variables)
+        for gather in self._gathers:
+            gather.run(variables)
 
     def _decays(self, variable: Any) -> bool:
         value = variable.value if isinstance(variable, keras.Variable) else variable  # as Keras asks
@@ -258,9 +264,9 @@ class ShardedStep(InnerStep):
         return outputs[1:]
 
     def _shard_gradients(self, exchange: FusedExchange) -> list[Array]:
-        factor = self._update.exchanges[0].pending_factor
         arrays = []
         for place, shard in enumerate(self._shards):
+            factor = self._update.exchanges[shard.exchange].pending_factor
             view = array_of_buffer(self._memory(place, shard), tuple(shard.variable.shape))
             if shard.is_widened():
                 wide = empty_array(view.shape, np.dtype(shard.variable.dtype))

@@ -10,7 +10,7 @@ Adafactor); the bucket is ordered by owner, and the shards differ in size.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from unidist.buffer import DType
@@ -123,6 +123,14 @@ class Partition:
                 elif not slot.count and _owner_of_empty(bucket, slot) == owner:
                     found.append(Piece(slot.parameter, 0, 0, number, slot.offset, owner))
         return found
+
+    def numbered(self, numbers: Sequence[int]) -> Partition:
+        """Return the same with other numbers for the parameters: number i becomes `numbers[i]`."""
+        buckets = tuple(
+            replace(bucket, slots=tuple(replace(slot, parameter=numbers[slot.parameter]) for slot in bucket.slots))
+            for bucket in self.buckets
+        )
+        return replace(self, buckets=buckets)
 
     def all_pieces(self) -> list[Piece]:
         """Return the pieces of every rank: each element of each parameter is in exactly one of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -125,3 +126,13 @@ def test_a_parameter_smaller_than_the_number_of_ranks_leaves_some_with_nothing()
 def test_no_ranks_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 1"):
         partition((), 0)
+
+
+def test_parameters_can_be_numbered_otherwise() -> None:
+    parameters = [ParameterInfo(str(number), (5,), DType.FLOAT32) for number in range(3)]
+    made = partition(plan_buckets(parameters, bucket_bytes=1 << 20), 2)
+    other = made.numbered([7, 3, 9])
+    assert {slot.parameter for bucket in other.buckets for slot in bucket.slots} == {7, 3, 9}
+    assert [replace(piece, parameter=0) for piece in other.all_pieces()] == [
+        replace(piece, parameter=0) for piece in made.all_pieces()
+    ]
