@@ -162,13 +162,17 @@ def main(output: str, repetitions: int, tokens: int = TOKENS) -> None:
     ud.init()
     whole = build(tokens)
     alone = step(whole, torch.optim.SGD(whole.parameters(), lr=0.01), tokens)
-    variants: dict[str, Callable[[], object]] = {"one process": alone if ud.rank() == 0 else lambda: None}
+    variants: dict[str, Callable[[], object]] = {
+        "one process": alone if ud.rank() == 0 else lambda: None,
+        "every rank alone": alone,  # the processors are as busy as when the ranks share a step
+    }
     found: dict[str, float] = {}
     if ud.rank() == 0:
         found["one process, saved MB"] = saved_bytes(alone, whole) / 1e6
         found["one process, peak MB"] = peak_bytes(alone) / 1e6
     dist.barrier()
-    for exchange in ("ring", "gather", "ulysses"):
+    exchanges = ["ring", "gather", *(["ulysses"] if gpt.HEADS % ud.size() == 0 else [])]
+    for exchange in exchanges:
         model = build(tokens)
         line = f"context={ud.size()}:exchange={exchange}"
         model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), line)
