@@ -112,7 +112,7 @@ def _context_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list
         Row("8192 tokens, context=2, of half a step that each rank makes", ours / ideal, "x", "at most", 1.15, detail),
         _faster("8192 tokens, context=2, of PyTorch's ring over gloo", ours, peer, 1.0, "PyTorch"),
     ]
-    four = groups["4096 tokens that are divided, np=4"] = under_unidist("benchmarks.context_step", 4, 1, "4096")
+    four = groups["8192 tokens that are divided, np=4"] = under_unidist("benchmarks.context_step", 4, 1, "8192")
     for size, found in ((2, step), (4, four)):
         for what in ("saved", "peak"):
             ours, whole = found[f"ring, {what} MB"], found[f"one process, {what} MB"]
