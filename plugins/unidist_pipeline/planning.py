@@ -192,6 +192,7 @@ def idle_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec], forward: flo
     return 0.0 if pipe.num_ranks == 1 else _continued(pipe, idle)
 
 
+@lru_cache(maxsize=4096)
 def held_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec]) -> float:
     """Return the most micro-batches that a rank holds at a time, counted in activations of all its stages."""
 

@@ -6,13 +6,26 @@ precision changes the bytes, a strategy that shards changes the share, so the or
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 Place = Literal["device", "host", "file"]
 """Where memory is: where the model computes, in host memory beside an accelerator, or in a file mapped to memory."""
 
 Category = Literal["parameters", "gradients", "master", "optimizer"]
+T = TypeVar("T")
+
+
+def changed(item: T, **fields: Any) -> T:
+    """Return a frozen dataclass with other fields: `dataclasses.replace`, five times as fast, without checks.
+
+    A search changes hundreds of thousands of them.
+    """
+    found = object.__new__(type(item))
+    vars(found).update(vars(item), **fields)
+    return found
+
+
 CATEGORIES: tuple[Category, ...] = ("parameters", "gradients", "master", "optimizer")
 
 
@@ -95,22 +108,22 @@ class RankMemory:
         Where shares are not equal, that of the rank which holds most, as one over `num_ranks`: 2.5 for 40 %.
         """
         shares = {name: self._shared(name, num_ranks) for name in categories}
-        return replace(self, **shares)  # type: ignore[arg-type]  # the names of holdings are those of fields
+        return changed(self, **shares)
 
     def widths(self, **bytes_each: float) -> RankMemory:
         """Return the same with other bytes for each parameter, by category: `widths(parameters=2, master=4)`."""
-        changed = {name: replace(getattr(self, name), bytes_each=value) for name, value in bytes_each.items()}
-        return replace(self, **changed)
+        widths = {name: changed(getattr(self, name), bytes_each=value) for name, value in bytes_each.items()}
+        return changed(self, **widths)
 
     def moved(self, place: Place, *categories: Category) -> RankMemory:
         """Return the same with these categories somewhere else."""
-        changed = {name: replace(self.holding(name), place=place) for name in categories}
-        return replace(self, **changed)  # type: ignore[arg-type]  # the names of holdings are those of fields
+        places = {name: changed(self.holding(name), place=place) for name in categories}
+        return changed(self, **places)
 
     def add(self, *working: WorkingMemory) -> RankMemory:
         """Return the same with more working memory."""
-        return replace(self, working=(*self.working, *working))
+        return changed(self, working=(*self.working, *working))
 
     def _shared(self, category: Category, num_ranks: float) -> Holding:
         found = self.holding(category)
-        return replace(found, share=found.share / num_ranks)
+        return changed(found, share=found.share / num_ranks)

@@ -7,10 +7,12 @@ strategies' changes does not matter. `unidist_planner.step_time.prediction` turn
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from typing_extensions import override
+
+from unidist.cost_model.memory import changed
 
 Operation = Literal["allreduce", "reducescatter", "allgather", "broadcast", "sendrecv", "alltoall"]
 """What an exchange is, in the words of `unidist.communicator`; a message and its receipt are one "sendrecv"."""
@@ -143,7 +145,7 @@ class RankStep:
             parameters: of the parameters that it had, the share of the rank that keeps most; default: 1/n.
             uneven: the arithmetic of the rank that gets most, by that of an equal share.
         """
-        return replace(
+        return changed(
             self,
             share=self.share / num_ranks,
             parameters=self.parameters * (1 / num_ranks if parameters is None else parameters),
@@ -154,7 +156,7 @@ class RankStep:
 
     def with_tokens(self, num_ranks: int) -> RankStep:
         """Return the same with the tokens of each sample divided over `num_ranks` ranks, which have the whole model."""
-        return replace(
+        return changed(
             self, share=self.share / num_ranks, traffic=self.traffic / num_ranks, tokens=self.tokens / num_ranks
         )
 
@@ -166,20 +168,20 @@ class RankStep:
             part: of the parameters, those of experts, before.
         """
         kept = 1 - part + part / num_ranks
-        return replace(self, parameters=self.parameters * kept, experts=part / num_ranks / kept)
+        return changed(self, parameters=self.parameters * kept, experts=part / num_ranks / kept)
 
     def in_pieces(self, num_pieces: int) -> RankStep:
         """Return the same with every piece cut into `num_pieces` by the strategy itself (micro-batches)."""
-        return replace(self, num_pieces=self.num_pieces * num_pieces)
+        return changed(self, num_pieces=self.num_pieces * num_pieces)
 
     def in_passes(self, num_passes: int) -> RankStep:
         """Return the same with `num_passes` passes of the script for one update."""
-        return replace(self, num_pieces=self.num_pieces * num_passes, passes=self.passes * num_passes)
+        return changed(self, num_pieces=self.num_pieces * num_passes, passes=self.passes * num_passes)
 
     def in_order(self, order: Order) -> RankStep:
         """Return the same with another order of the pieces."""
-        return replace(self, order=order)
+        return changed(self, order=order)
 
     def exchanging(self, *exchanges: Exchange) -> RankStep:
         """Return the same with more messages."""
-        return replace(self, exchanges=(*self.exchanges, *exchanges))
+        return changed(self, exchanges=(*self.exchanges, *exchanges))

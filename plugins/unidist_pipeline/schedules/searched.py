@@ -41,7 +41,7 @@ def zb_2p(size: PipelineSize) -> Schedule:
 def _searched(name: str, size: PipelineSize, limit: float) -> Schedule:
     if size.stages_per_rank != 1:
         raise ConfigurationError(
-            f"{name} has one stage on each rank, not {size.stages_per_rank}; zbv and dualpipev have two."
+            f"{name} has one stage on each rank, not {size.stages_per_rank}; zbv and v-half have two."
         )
     limit = limit if size.limit is None else size.limit
     found = [

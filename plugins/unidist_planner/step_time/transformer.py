@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from typing_extensions import override
 
@@ -50,6 +51,7 @@ class TransformerWork(Work):
         object.__setattr__(self, "top_k", model.top_k)
 
     @override
+    @lru_cache(maxsize=256)  # noqa: B019  # works are few, and a search asks for the same sizes all the time
     def workload(self, samples: int) -> Workload:
         transformer = replace(self.transformer, batch=samples)
         return Workload(transformer.figures(), self.optimizer, self.precision, transformer)
@@ -59,6 +61,7 @@ class TransformerWork(Work):
         return replace(self, batch=batch)
 
     @override
+    @lru_cache(maxsize=256)  # noqa: B019  # likewise
     def forward(self, samples: int, itemsize: int) -> PieceWork:
         model = replace(self.transformer, batch=samples)
         tokens, width = samples * model.sequence, model.hidden

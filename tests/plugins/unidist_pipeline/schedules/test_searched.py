@@ -100,7 +100,7 @@ def test_a_limit_that_nothing_fits_and_several_stages_are_errors() -> None:
     with pytest.raises(ConfigurationError, match=r"limit=0\.5: a rank holds 1 micro-batch or more"):
         PipelineSize(2, 4, limit=0.5)
     for function in (zb_1p, zb_2p):
-        with pytest.raises(ConfigurationError, match="zbv and dualpipev have two"):
+        with pytest.raises(ConfigurationError, match="zbv and v-half have two"):
             function(PipelineSize(2, 4, 2))
 
 
