@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import unidist.torch as ud
 
 pytestmark = pytest.mark.parallel
 
+SPARE = ["--spares", "1"]
 LOST_AT = 5
 """Steps that are done when workers are killed, in the forward pass of the next one."""
 
@@ -25,7 +27,7 @@ import unidist.torch as ud
 ud.init()
 torch.manual_seed(3)
 torch.set_num_threads(1)
-batch_size, victims, pace = int(sys.argv[1]), sys.argv[2].split(","), float(sys.argv[3])
+batch_size, victims = int(sys.argv[1]), sys.argv[2].split(",")
 inputs = torch.randn(46, 8, dtype=torch.float64)
 data = torch.utils.data.TensorDataset(inputs, inputs.sin().sum(1, keepdim=True))
 layers = [torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)]
@@ -51,24 +53,37 @@ for epoch in range(3):
     for x, y in loader:
         step(x, y)
         say("step", scheduler.last_epoch, ud.rank(), ud.size(), os.getpid(), time.time())
-        time.sleep(pace)
+        while scheduler.last_epoch == int(sys.argv[4]) - 1 and not os.path.exists(sys.argv[3]):
+            time.sleep(0.01)
 ud.save("final", model=step.model, optimizer=optimizer)
 say("done", ud.rank(), os.getpid(), scheduler.last_epoch)
 """
 
 
-def start(folder: Path, options: list[str], *, victims: str, pace: float = 0.0) -> ElasticJob:
-    """Start the script on 4 ranks, two replicas of two, of which those with these numbers of workers are killed."""
+def start(folder: Path, options: list[str], *, victims: str) -> ElasticJob:
+    """Start the script on 4 ranks, two replicas of two, of which those with these numbers of workers are killed.
+
+    With spares, one of them stands by when that happens.
+    """
     (folder / "script.py").write_text(SCRIPT)
-    script = ["script.py", "4", victims, str(pace), str(LOST_AT)]
-    return ElasticJob.start(folder, ["-np", "4", "--min-np", "2", *options], script, {"OMP_NUM_THREADS": "1"})
+    job = ElasticJob.start(
+        folder,
+        ["-np", "4", "--min-np", "2", *options],
+        ["script.py", "4", victims, "go", str(LOST_AT)],
+        {"OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 120
+    while options[-2:] == SPARE and not job.events("standby") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (folder / "go").touch()
+    return job
 
 
 def check_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Check that model and optimizer, as the job has saved them, are those of one process that nothing happened to."""
     monkeypatch.chdir(folder)
     (folder / "final").rename(folder / "found")
-    monkeypatch.setattr(sys, "argv", ["script.py", "8", "none", "0", "0"])
+    monkeypatch.setattr(sys, "argv", ["script.py", "8", "none", "go", "0"])
     left = runpy.run_path("script.py")
     model, optimizer = left["model"], left["optimizer"]
     wanted = [value.clone() for value in model.state_dict().values()]
@@ -80,33 +95,35 @@ def check_numbers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found, slots, rtol=1e-12, atol=1e-12)
 
 
-def pids(job: ElasticJob, size: int) -> dict[int, int]:
-    """Return the process of each rank, in the last world of this size."""
-    return {int(rank): int(pid) for _, rank, pid, _ in job.said(rf"step (\d+) (\d+) {size} (\d+) (\S+)")}
+def pids(job: ElasticJob) -> dict[int, int]:
+    """Return the process of each rank in the first step after the loss."""
+    steps = job.said(rf"step {LOST_AT + 1} (\d+) \d+ (\d+) \S+")
+    return {int(rank): int(pid) for rank, pid in steps}
 
 
 def pause(job: ElasticJob) -> float:
     """Return the seconds from the loss of a rank to the next step that counts."""
     died = max(float(at) for (at,) in job.said(r"dies (\S+)"))
-    return min(float(at) for _, at in job.said(rf"step {LOST_AT + 1} \d+ \d+ (\d+) (\S+)")) - died
+    return min(float(at) for (at,) in job.said(rf"step {LOST_AT + 1} \d+ \d+ \d+ (\S+)")) - died
 
 
-@pytest.mark.parametrize("strategy", ["pipeline=2", "tensor=2"])
-def test_without_another_process_a_replica_goes_on(
-    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("strategy", "options"), [("pipeline=2", []), ("tensor=2", SPARE)])
+def test_a_replica_goes_on_alone_or_with_a_process_that_stands_by(
+    strategy: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with start(tmp_path, ["--strategy", strategy], victims="1") as job:
+    with start(tmp_path, ["--strategy", strategy, *options], victims="1") as job:
         assert job.end(seconds=300) == 0, job.lines
     assert len(job.events("lost")) == 1
-    assert job.events("generation")[1]["world_size"] == 2
-    before = dict(enumerate(int(event["pid"]) for event in job.events("process")))
-    assert set(pids(job, 2).values()) == {before[number] for number in job.events("generation")[1]["workers"]}
-    assert pause(job) < 10  # 0.5 s where nothing else runs
-    assert any("stands by: ranks train in whole replicas of the model" in line for line in job.lines)
+    size = 4 if options else 2
+    after = job.events("generation")[1]
+    assert after["world_size"] == size
+    started = {event["worker"]: event["pid"] for event in job.events("process")}
+    assert pids(job) == {rank: started[worker] for rank, worker in enumerate(after["workers"])}
+    assert set(after["workers"]) <= {0, 2, 3, 4}  # no survivor was started again
+    assert pause(job) < 10  # less than 1 s where nothing else runs
+    stands_by = any("stands by: ranks train in whole replicas of the model" in line for line in job.lines)
+    assert stands_by == (not options)
     check_numbers(tmp_path, monkeypatch)
-
-
-SPARE = ["--spares", "1"]
 
 
 @pytest.mark.soak
@@ -127,7 +144,7 @@ SPARE = ["--spares", "1"]
 def test_any_rank_may_be_lost(
     strategy: str, victim: str, options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with start(tmp_path, ["--strategy", strategy, *options], victims=victim, pace=0.5) as job:
+    with start(tmp_path, ["--strategy", strategy, *options], victims=victim) as job:
         assert job.end(seconds=300) == 0, job.lines
     assert len(job.events("lost")) == 1
     assert job.events("generation")[1]["world_size"] == (4 if options else 2)
