@@ -31,7 +31,7 @@ HANDSHAKE_SEC = 5.0
 MAX_STRANGERS = 512
 """Connections that have not proved anything yet, half of what may be open at most. Others wait to be accepted."""
 
-STRANGER_SEC = 1.0
+STRANGER_SEC = 3.0
 """So long a stranger may take while others wait to be accepted."""
 
 _TICK_SEC = 0.1
