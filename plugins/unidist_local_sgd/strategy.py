@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from typing_extensions import override
 
 from unidist.buffer import HOST
-from unidist.cost_model import EstimatesMemory, WorkingMemory
+from unidist.cost_model import EstimatesMemory, Exchange, PredictsStepTime, WorkingMemory, allreduced
 from unidist.errors import ConfigurationError
 from unidist.gradients import CompressorSpec, LocalExchange, build_compressor
 from unidist.mesh import DATA_AXIS
@@ -19,7 +19,7 @@ from unidist_local_sgd.outer import Kind, OuterOptimizer
 from unidist_local_sgd.schedule import Schedule
 
 if TYPE_CHECKING:
-    from unidist.cost_model import RankMemory, Workload
+    from unidist.cost_model import RankMemory, RankStep, SearchProblem, Workload
     from unidist.framework import Framework
     from unidist.gradients import ExchangeOptions, GradientCompressor, GradientExchange, ParameterInfo
     from unidist.optim import MakesInnerStep
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesLoss, EstimatesMemory):
+class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesLoss, EstimatesMemory, PredictsStepTime):
     """Lets every rank make H updates without communication, then synchronizes the parameters.
 
     Without an outer optimizer a synchronization averages the parameters (local SGD, Stich 2019,
@@ -153,6 +153,19 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
     def is_relative(self) -> bool:
         """Whether differences to the start of the window are exchanged, not the parameters themselves."""
         return self.outer != "average" or self.compression is not None
+
+    @override
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        """A synchronization moves as much as an all-reduce of the gradients, in one of H updates.
+
+        With across="hosts" it is counted as plain data parallelism, which is slower.
+        """
+        if self.across == "hosts":
+            return allreduced(step)
+        beside = self.delay > 0
+        return step.exchanging(
+            Exchange("synchronization", "allreduce", DATA_AXIS, "gradients", "update", 1 / self.every, beside=beside)
+        )
 
     @override
     def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
