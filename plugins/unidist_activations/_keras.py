@@ -85,9 +85,13 @@ def _parts(layer: Any) -> list[Any]:
 def _run_by(run: Callable[..., Any], layer: Any) -> None:
     """Make `run(plain, layer, *args, **kwargs)` the layer's call; `plain` is what it was before any strategy."""
     own = vars(layer).get("call")
+    signature = type(layer).call if own is None else own
     plain: Call
     if own is None:
-        plain = type(layer).call
+
+        def plain(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            return type(layer).call(layer, *args, **kwargs)  # of its class now: a strategy may change the class later
+
     elif hasattr(own, _PLAIN):  # of an earlier `distribute`
         plain = getattr(own, _PLAIN)
     else:  # of the script's own
@@ -96,7 +100,7 @@ def _run_by(run: Callable[..., Any], layer: Any) -> None:
             return own(*args, **kwargs)
 
     # A method of the layer, not a function that holds it: copies of the layer then run themselves.
-    @functools.wraps(plain)
+    @functools.wraps(signature)
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         return run(plain, layer, *args, **kwargs)
 

@@ -20,19 +20,48 @@ CLIP = 0.05
 L = keras.layers
 
 
-def make() -> Any:
-    """Return a transformer of plain layers: a functional model, which every strategy can follow."""
+@keras.saving.register_keras_serializable("unidist_tests")
+class EvenBlock(L.Layer):  # type: ignore[misc,name-defined]  # Keras has no types
+    """A block of a transformer."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.attention = L.MultiHeadAttention(4, 2)
+        self.first_norm, self.second_norm = L.LayerNormalization(), L.LayerNormalization()
+        self.up, self.down = L.Dense(16, "gelu"), L.Dense(WIDTH)
+
+    def build(self, shape: Any) -> None:
+        """Make the variables."""
+        self.attention.build(shape, shape)
+        for layer in (self.first_norm, self.second_norm, self.up):
+            layer.build(shape)
+        self.down.build((*shape[:-1], 16))
+        self.built = True
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        """Attend, then think."""
+        normed = self.first_norm(x)
+        x = x + self.attention(normed, normed, use_causal_mask=True, training=training)
+        return x + self.down(self.up(self.second_norm(x)))
+
+
+def make(*, in_blocks: bool) -> Any:
+    """Return a transformer: of blocks, or of plain layers (an attention is then the only layer made of layers)."""
     keras.utils.set_random_seed(5)
     tokens = keras.Input((LENGTH,), dtype="int32", name="tokens")
     x = L.Embedding(VOCABULARY, WIDTH, name="embedding")(tokens)
     for number in range(4):
-        normed = L.LayerNormalization(name=f"first_norm_{number}")(x)
-        mixed = L.MultiHeadAttention(4, 2, name=f"attention_{number}")(normed, normed, use_causal_mask=True)
-        x = L.Add(name=f"first_add_{number}")([x, mixed])
-        normed = L.LayerNormalization(name=f"second_norm_{number}")(x)
-        inner = L.Dense(16, "gelu", name=f"up_{number}")(normed)
-        x = L.Add(name=f"second_add_{number}")([x, L.Dense(WIDTH, name=f"down_{number}")(inner)])
+        x = EvenBlock(name=f"block_{number}")(x) if in_blocks else _plain_block(x, number)
     return keras.Model(tokens, L.Dense(VOCABULARY, name="scores")(L.LayerNormalization(name="norm")(x)))
+
+
+def _plain_block(x: Any, number: int) -> Any:
+    normed = L.LayerNormalization(name=f"first_norm_{number}")(x)
+    mixed = L.MultiHeadAttention(4, 2, name=f"attention_{number}")(normed, normed, use_causal_mask=True)
+    x = L.Add(name=f"first_add_{number}")([x, mixed])
+    normed = L.LayerNormalization(name=f"second_norm_{number}")(x)
+    inner = L.Dense(16, "gelu", name=f"up_{number}")(normed)
+    return L.Add(name=f"second_add_{number}")([x, L.Dense(WIDTH, name=f"down_{number}")(inner)])
 
 
 def batch(step: int, turn: int) -> tuple[Any, Any]:
@@ -51,9 +80,9 @@ def optimizer() -> Any:
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
-def alone(passes: int, *, clips: bool) -> list[float]:
+def alone(passes: int, *, clips: bool, in_blocks: bool) -> list[float]:
     """Train in this process, without unidist; return the losses."""
-    model, chosen = make(), optimizer()
+    model, chosen = make(in_blocks=in_blocks), optimizer()
     losses = []
     for step in range(STEPS):
         total: list[Any] = []
@@ -78,24 +107,26 @@ def errors_of(lines: Sequence[str]) -> dict[str, float | str]:
 
     The loss of a step shows what the steps before it have made of every parameter.
     """
-    references: dict[tuple[int, bool], list[float]] = {}
+    references: dict[tuple[int, bool, bool], list[float]] = {}
     found: dict[str, float | str] = {}
     for line in lines:
         passes, clips = 2 if "accumulate=2" in line else 1, "clip_norm" in line
+        in_blocks = "sequence=true" in line  # which is along whole blocks
         try:
             with set_variables({"UNIDIST_STRATEGY": line, "UNIDIST_ENGINE": "shm"}), runtime():
-                if (passes, clips) not in references:
-                    references[passes, clips] = alone(passes, clips=clips)
+                if (passes, clips, in_blocks) not in references:
+                    references[passes, clips, in_blocks] = alone(passes, clips=clips, in_blocks=in_blocks)
                     keras.utils.clear_session(free_memory=False)  # names are numbered the same on all ranks
-                found[line] = float(np.abs(np.array(_losses(passes)) - references[passes, clips]).max())
+                differences = np.array(_losses(passes, in_blocks)) - references[passes, clips, in_blocks]
+                found[line] = float(np.abs(differences).max())
         except Exception:
             found[line] = traceback.format_exc(limit=-4)
         gc.collect()
     return found
 
 
-def _losses(passes: int) -> list[float]:
-    train = ud.TrainStep(make(), optimizer(), loss())
+def _losses(passes: int, in_blocks: bool) -> list[float]:
+    train = ud.TrainStep(make(in_blocks=in_blocks), optimizer(), loss())
     each = BATCH // ud.data_size()
     mine = slice(ud.data_rank() * each, (ud.data_rank() + 1) * each)
     losses = []

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from composition_lines import check, lines
+from part_pools import PartPools
 
 from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.strategy import StrategySpec
-from unidist.testing.fixtures import RankPoolFactory
+from unidist.testing.pools import PoolCache
 
 pytest.importorskip("tensorflow", reason="the training is in Keras")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 from _keras_compositions import errors_of
 from tensorflow_ranks import ENVIRONMENT
 
-pytestmark = [pytest.mark.parallel, pytest.mark.soak]
+pytestmark = pytest.mark.parallel
 
 CHOICES = (
     ("zero=1", "zero=2", "zero=3"),
@@ -39,12 +40,22 @@ def registry() -> Registry[StrategySpec]:
     return PluginManager().load().strategies
 
 
+@pytest.fixture(scope="module")
+def rank_pools(tensorflow_pools: PartPools) -> PartPools:
+    """The ranks of this module, which `leak_check` asks too."""
+    return tensorflow_pools
+
+
+def test_a_layer_may_be_cut_after_it_is_recomputed(tensorflow_pools: PartPools) -> None:
+    check(tensorflow_pools.get(2).run(errors_of, (["tensor=2,activations=recompute"],)))
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("count", [2, 3])
-def test_the_numbers_of_one_process(
-    rank_pool: RankPoolFactory, registry: Registry[StrategySpec], count: int, ranks: int
-) -> None:
+def test_the_numbers_of_one_process(registry: Registry[StrategySpec], count: int, ranks: int) -> None:
     # With Keras zero=3 recomputes every layer by itself.
     tried = [line for line in lines(CHOICES, count, ranks, registry) if not ("zero=3" in line and "recompute" in line)]
     assert tried
-    check(rank_pool(ranks, env=ENVIRONMENT).run(errors_of, (tried,), timeout=TIMEOUT))
+    with PoolCache() as pools:
+        check(pools.get(ranks, env=ENVIRONMENT).run(errors_of, (tried,), timeout=TIMEOUT))
