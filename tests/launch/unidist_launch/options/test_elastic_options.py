@@ -28,7 +28,7 @@ def test_a_fallback_fits_some_number_of_ranks() -> None:
     manager = PluginManager(()).load()
     assert list(read_fallback("tensor=2,zero=1", 5, manager).meshes) == [2, 4]
     assert list(read_fallback("data", 3, manager).meshes) == [1, 2, 3]
-    with pytest.raises(ConfigurationError, match="fits no number of ranks up to 3: .*pipeline"):
+    with pytest.raises(ConfigurationError, match=r"fits no number of ranks up to 3: .*pipeline"):
         read_fallback("pipeline=4", 3, manager)
     with pytest.raises(ConfigurationError, match="zeros"):
         read_fallback("zeros=1", 3, manager)
@@ -45,8 +45,18 @@ def test_a_fallback_fits_some_number_of_ranks() -> None:
             "fits no number of ranks up to 4",
         ),
         (
-            ["-np", "4", "--strategy", "tensor=2", "--fallback-strategy", "data", "--checkpoint-dir", "x"]
-            + ["--state-dir", "y"],
+            [
+                "-np",
+                "4",
+                "--strategy",
+                "tensor=2",
+                "--fallback-strategy",
+                "data",
+                "--checkpoint-dir",
+                "x",
+                "--state-dir",
+                "y",
+            ],
             "leave one of them out",
         ),
     ],
