@@ -34,7 +34,7 @@ def test_help_imports_little_and_no_framework_nor_numpy() -> None:
     assert "--allreduce-algorithm" in done.stdout
     heavy, modules = done.stderr.splitlines()
     assert heavy == "heavy: []"
-    assert int(modules.removeprefix("modules: ")) < 360, "it has to be quick: plugins import when they are used"
+    assert int(modules.removeprefix("modules: ")) < 380, "it has to be quick: plugins import when they are used"
 
 
 @pytest.mark.soak  # processor time depends on what else the machine does

@@ -31,6 +31,7 @@ NONE = {
     "slots_per_host": None,
     "elastic_timeout": None,
     "reset_limit": None,
+    "fallback_strategy": None,
     "blacklist_cooldown_range": (),
     "step_timeout": None,
     "spares": None,
