@@ -35,7 +35,7 @@ _COLUMNS: dict[str, tuple[str, ...]] = {
 
 
 def measure(kind: str, num_workers: int, *, repetitions: int = 1, steady_sec: float = STEADY_SEC) -> Figures:
-    """Run a job of simulated workers, in processes of its own, and return the medians of what was measured.
+    """Run a job of simulated workers in separate processes and return the medians of its figures.
 
     Args:
         kind: of the job, "elastic" or "fixed".

@@ -21,7 +21,7 @@ def inside(tensor: torch.Tensor, function: Run) -> torch.Tensor:
     """Return `function(tensor)`, computed on the tensor inside if it is a subclass that wraps one.
 
     Such a subclass has `__tensor_flatten__` and `__tensor_unflatten__`, see `torch.utils._python_dispatch`. For
-    functions that treat all elements of the wrapped tensor alike, whatever the wrapper says about them.
+    functions that do the same to every element, so that what the wrapper stands for does not matter.
     """
     if not hasattr(tensor, "__tensor_flatten__"):
         plain: torch.Tensor = function(tensor)

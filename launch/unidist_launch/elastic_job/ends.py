@@ -88,7 +88,7 @@ class WorkerEnds:
         self._decide(text, self._parts.patience.failures, awaited=False)
 
     def fall_short(self, text: str) -> None:
-        """There are too few processes: give the job up, or have another one go on with those that there are."""
+        """End a job that has too few processes, or start the fallback with the remaining ones."""
         parts = self._parts
         if parts.ending.has_begun or self.verdict or self.fallback is not None:
             return

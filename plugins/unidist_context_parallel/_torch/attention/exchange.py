@@ -31,7 +31,7 @@ def attend(
 ) -> torch.Tensor:
     """Return the output of this rank's queries, `(batch, heads, queries, width)`. Differentiable.
 
-    Every rank calls it alike.
+    Collective: every rank calls it with the same arguments but for the values of tensors.
 
     Args:
         job: see there.

@@ -36,7 +36,7 @@ def _attention(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     at = queries.dim_divided - ndim
     if at == -1 or ndim < 3 or ndim > 4:
         refuse(func, f"has queries of shape {tuple(queries.shape)} with the sequence in dim {queries.dim_divided}")
-    if at < -2:  # samples, or heads, are divided: each rank has all tokens of its own
+    if at < -2:  # samples or heads are divided: a rank has all tokens of each
         return _by_sample(func, queries, (k, v, mask), at, options)
     return _by_token(queries, k, v, mask, options)
 

@@ -110,7 +110,7 @@ def _reference(tensors: list[torch.Tensor]) -> SequenceTensor | None:
 
 
 for _name in _names():
-    RULES.setdefault(_name, elementwise)  # what has a rule of its own keeps it, whichever module comes first
+    RULES.setdefault(_name, elementwise)  # an existing rule is kept, in whatever order modules are imported
 
 
 @rule("expand_as", "view_as", "reshape_as", "resize_as_")
