@@ -59,8 +59,8 @@ __all__ = [
     "Adasum", "Average", "Compression", "GroupHandle", "Handle", "Max", "Min", "Op", "Product", "Sum", "allgather",
     "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
     "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
-    "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "differentiable", "grouped_allgather",
-    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
-    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "join", "poll", "recv",
-    "reducescatter", "reducescatter_async", "send", "sparse_allreduce_async", "synchronize",
+    "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "communicators", "differentiable",
+    "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "join", "poll", "recv", "reducescatter", "reducescatter_async", "send", "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip

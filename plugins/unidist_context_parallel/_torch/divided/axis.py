@@ -18,6 +18,7 @@ from unidist.communicator import ReduceOp
 from unidist.runtime import context
 from unidist_context_parallel.layout.sequence import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
+from unidist_torch.operations.communicators import allreduced
 from unidist_torch.operations.differentiable import apply
 
 if TYPE_CHECKING:
@@ -80,17 +81,11 @@ class ContextAxis:
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, a new tensor."""
-        source = tensor.contiguous()
-        target = torch.empty_like(source)
-        self._on(tensor).allreduce(buffer_of(source), buffer_of(target)).wait()
-        return target
+        return allreduced(self._on(tensor), tensor)
 
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the element-wise maximum over all ranks, a new tensor."""
-        source = tensor.contiguous()
-        target = torch.empty_like(source)
-        self._on(tensor).allreduce(buffer_of(source), buffer_of(target), op=ReduceOp.MAX).wait()
-        return target
+        return allreduced(self._on(tensor), tensor, ReduceOp.MAX)
 
     def broadcast(self, tensor: torch.Tensor) -> None:
         """Give every rank the contiguous tensor of the first."""

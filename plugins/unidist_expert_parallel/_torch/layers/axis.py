@@ -11,6 +11,7 @@ from unidist.errors import UsageError
 from unidist.mesh import REPLICA_AXES
 from unidist_expert_parallel.layout.owners import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
+from unidist_torch.operations.communicators import allreduced
 from unidist_torch.operations.differentiable import apply
 
 if TYPE_CHECKING:
@@ -111,10 +112,7 @@ class ExpertAxis:
         return apply(values, self._summed, self._summed)
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
-        source = values.contiguous()
-        target = torch.empty_like(source)
-        self._replicas[_kind(values)].allreduce(buffer_of(source), buffer_of(target)).wait()
-        return target
+        return allreduced(self._replicas[_kind(values)], values)
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -17,6 +17,7 @@ from unidist.communicator import ReduceOp
 from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
+from unidist_torch.operations.communicators import allreduced
 from unidist_torch.operations.differentiable import apply as apply_plain
 from unidist_torch.operations.differentiable import inside, needs_gradients
 
@@ -56,17 +57,11 @@ class TensorAxis(RankBound):
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks, a new tensor."""
-        source = tensor.contiguous()
-        target = torch.empty_like(source)
-        self._on(tensor).allreduce(buffer_of(source), buffer_of(target)).wait()
-        return target
+        return allreduced(self._on(tensor), tensor)
 
     def largest(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the element-wise maximum over all ranks, a new tensor."""
-        source = tensor.contiguous()
-        target = torch.empty_like(source)
-        self._on(tensor).allreduce(buffer_of(source), buffer_of(target), op=ReduceOp.MAX).wait()
-        return target
+        return allreduced(self._on(tensor), tensor, ReduceOp.MAX)
 
     def gather(self, tensor: torch.Tensor, counts: Sequence[int], dim: int) -> torch.Tensor:
         """Return the tensors of all ranks, of `counts` elements along `dim`, concatenated along it."""
