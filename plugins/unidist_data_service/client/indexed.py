@@ -132,7 +132,6 @@ class _Epoch:
             link = self._workers.links[worker]
             if link.lost:
                 link.forget([self._asked[batch][0] for batch in self._window.lost(worker)])
-                self._workers.note_lost(worker, "the others make its batches")
 
 
 def _has_changed(link: WorkerLink, ticket: int) -> bool:

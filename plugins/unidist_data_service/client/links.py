@@ -204,7 +204,7 @@ class DataWorkers:
         return next(self._tickets)
 
     def present(self) -> list[int]:
-        """Return the workers that are there.
+        """Return the workers that are there. Says once of each other one that it is gone.
 
         Raises:
             PeerLostError: there is none any more.
@@ -212,18 +212,15 @@ class DataWorkers:
         found = [number for number, link in self.links.items() if not link.lost]
         if not found:
             raise PeerLostError(f"rank {self._rank}: no data worker is left: {self.describe_lost()}")
+        for number in sorted(self.links.keys() - set(found) - self._lost_told):
+            self._lost_told.add(number)
+            link = self.links[number]
+            _log.warning("rank %d: %s is gone (%s); the others make its batches", self._rank, link.name, link.lost)
         return found
 
     def describe_lost(self) -> str:
         """Return what became of the workers that are gone."""
         return "; ".join(f"{link.name} is gone: {link.lost}" for link in self.links.values() if link.lost)
-
-    def note_lost(self, number: int, consequence: str) -> None:
-        """Say once, on the rank that notices first, that a worker is gone."""
-        if number not in self._lost_told:
-            self._lost_told.add(number)
-            link = self.links[number]
-            _log.warning("rank %d: %s is gone (%s); %s", self._rank, link.name, link.lost, consequence)
 
     def look_for_more(self) -> None:
         """Connect to workers that have joined the job since."""
