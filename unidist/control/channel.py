@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
-from unidist.control.connection import Address, format_address
+from unidist.control.connection import Address, format_address, is_own_end
 from unidist.control.wire import MAX_FRAME_BYTES, Message, Wire, WireError
 from unidist.errors import UnidistError
 
@@ -81,7 +81,12 @@ class Channel:
             sock = socket.create_connection(address, timeout=timeout_sec)
         except OSError as exc:
             raise ChannelLost(f"{where} cannot be reached: {exc}") from exc
-        if sock.getsockname() == sock.getpeername():  # nobody listens, and the kernel gave this end that very port
+        try:
+            nobody = is_own_end(sock)
+        except OSError as exc:
+            sock.close()
+            raise ChannelLost(f"{where} cannot be reached: {exc}") from exc
+        if nobody:
             sock.close()
             raise ChannelLost(f"{where} cannot be reached: nobody listens there")
         return cls(sock, secret, is_server=False, timeout_sec=deadline - time.monotonic())

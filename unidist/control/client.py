@@ -9,7 +9,15 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
-from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address, lost
+from unidist.control.connection import (
+    Address,
+    Connection,
+    ConnectionClosed,
+    ConnectionLost,
+    format_address,
+    is_own_end,
+    lost,
+)
 from unidist.control.wire import Message
 
 
@@ -33,11 +41,16 @@ def connect(address: Address, secret: bytes, *, timeout: float) -> Connection:
         raise
     except OSError as exc:
         raise lost(format_address(address), exc) from exc
-    if sock.getsockname() == sock.getpeername():
-        # Nobody listens, and the kernel happened to give this end the very port that it asks for.
+    try:
+        if is_own_end(sock):
+            raise ConnectionClosed(f"{format_address(address)}: nobody listens there")
+        connection = Connection(sock, secret, is_server=False)
+    except OSError as exc:  # a server that ends resets what it has not accepted yet
         sock.close()
-        raise ConnectionClosed(f"{format_address(address)}: nobody listens there")
-    connection = Connection(sock, secret, is_server=False)
+        raise lost(format_address(address), exc) from exc
+    except ConnectionClosed:
+        sock.close()
+        raise
     try:
         while not connection.is_open or connection.pending_bytes:
             _wait(connection, deadline)

@@ -17,7 +17,7 @@ Address = tuple[str, int]
 
 _READ_BYTES = 1 << 18
 _MAX_READS = 16
-_CLOSED = (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED)
+_CLOSED = (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED, errno.ENOTCONN)
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 5))
 
 
@@ -144,6 +144,15 @@ def lost(peer: str, error: OSError) -> ConnectionLost:
     """Return what an error of a socket means: whether the other end's machine is still there."""
     kind = ConnectionClosed if error.errno in _CLOSED else ConnectionLost
     return kind(f"{peer}: {error.strerror or error}")
+
+
+def is_own_end(sock: socket.socket) -> bool:
+    """Return whether a socket is connected to itself: nobody listens, and the kernel gave it that very port.
+
+    Raises:
+        OSError: the other end has reset the connection.
+    """
+    return bool(sock.getsockname() == sock.getpeername())
 
 
 def format_address(address: Sequence[object]) -> str:
