@@ -261,7 +261,11 @@ class Handler(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Keep a copy of the present value in memory."""
+        """Keep a copy of the present value in memory, as attributes of the handler.
+
+        Do not write into the copy of the save before: with values that are divided over the ranks, a commit may fail
+        after this, and then `ObjectState` gives the handler the attributes back that it had.
+        """
 
     @abstractmethod
     def restore(self) -> None:

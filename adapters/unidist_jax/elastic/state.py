@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -67,10 +68,10 @@ class _Kept:
 
     Args:
         leaf: of any type; one that is no array is kept as it is.
-        before: the copy of an earlier commit, whose memory is used again where it fits.
+        earlier: a copy that is not needed any more, whose memory is used again where it fits.
     """
 
-    def __init__(self, leaf: Any, before: _Kept | None) -> None:
+    def __init__(self, leaf: Any, earlier: _Kept | None) -> None:
         self._other = leaf
         self._array: Array | None = None
         self._impl: str | None = None
@@ -81,7 +82,7 @@ class _Kept:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             self._impl, leaf = str(jax.random.key_impl(leaf)), jax.random.key_data(leaf)
         source = array_of(leaf)
-        memory = None if before is None else before._array
+        memory = None if earlier is None else earlier._array
         if memory is None or memory.shape != source.shape or memory.dtype != source.dtype:
             memory = np.empty(source.shape, source.dtype)
         np.copyto(memory, source)
@@ -98,10 +99,17 @@ class _Kept:
 
 
 class TreeHandler(Handler):
-    """Keeps a tree. Trees are replaced in each step, so setting one keeps nothing: the next commit does."""
+    """Keeps a tree. Trees are replaced in each step, so setting one keeps nothing: the next commit does.
 
-    def __init__(self, value: Any) -> None:
+    Args:
+        value: the tree.
+        keeps_previous: a commit may fail after `save`, so do not write into the copy of the commit before.
+    """
+
+    def __init__(self, value: Any, *, keeps_previous: bool = False) -> None:
+        self._keeps_previous = keeps_previous
         self._kept: list[_Kept] = []
+        self._previous: list[_Kept] = []
         self._structure: Any = None
         super().__init__(value)
 
@@ -114,8 +122,9 @@ class TreeHandler(Handler):
         leaves, structure = jax.tree.flatten(self.value)
         with translated():
             jax.block_until_ready([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
-        before: list[_Kept | None] = [*self._kept, *[None] * len(leaves)]
-        self._kept = [_Kept(leaf, each) for leaf, each in zip(leaves, before, strict=False)]
+        memory = self._previous if self._keeps_previous else self._kept
+        copies = [_Kept(leaf, into) for leaf, into in itertools.zip_longest(leaves, memory[: len(leaves)])]
+        self._kept, self._previous = copies, self._kept if self._keeps_previous else []
         self._structure = structure
 
     def restore(self) -> None:
@@ -179,12 +188,13 @@ class JaxState(ObjectState):
     ) -> None:
         values.update(params=params, opt_state=opt_state)
         object.__setattr__(self, "_optimizer", optimizer)
+        is_sharded = optimizer is not None and optimizer.binding.inner.sharded
         handlers: dict[str, Handler] = {
-            name: TreeHandler(value)
+            name: TreeHandler(value, keeps_previous=is_sharded)
             for name, value in values.items()
             if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
         }
-        if optimizer is not None and optimizer.binding.inner.sharded:
+        if optimizer is not None and is_sharded:
             handlers["opt_state"] = ShardedStateHandler(opt_state, lambda: handlers["params"].value, optimizer)
         super().__init__(handlers=handlers, **{name: each for name, each in values.items() if name not in handlers})
 

@@ -61,7 +61,7 @@ class _TrainedTrees(TreeHandler):
 
     def __init__(self, training: Training, *, whole: bool) -> None:
         self._training, self._whole = training, whole
-        super().__init__(None)
+        super().__init__(None, keeps_previous=not whole)
 
     def _get(self) -> tuple[Any, Any]:
         return self._training.held, self._training.opt_state if self._whole else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -67,13 +68,18 @@ class _Variables(Handler):
     Args:
         value: returns them; a list that may grow, as an optimizer's does.
         session: of the TF1 graph they are in; None in eager mode.
+        keeps_previous: a commit may fail after `save`, so do not write into the copy of the commit before.
     """
 
-    def __init__(self, value: Callable[[], Sequence[Any]], session: Any = None) -> None:
+    def __init__(
+        self, value: Callable[[], Sequence[Any]], session: Any = None, *, keeps_previous: bool = False
+    ) -> None:
         self._session = session
+        self._keeps_previous = keeps_previous
         # In a graph, before it is final: each run of the operation uses the same names.
         self._broadcast = None if session is None else broadcast_variables(value(), root_rank=0)
         self._saved: list[Array] = []
+        self._previous: list[Array] = []
         super().__init__(value)
 
     def save(self) -> None:
@@ -81,9 +87,10 @@ class _Variables(Handler):
         if self._session is not None:
             self._saved = self._session.run(list(variables))
         else:
-            before = [*self._saved, *[None] * len(variables)]
+            memory = self._previous if self._keeps_previous else self._saved
             tensors = map(tf.convert_to_tensor, variables)
-            self._saved = [_copied(tensor, kept) for tensor, kept in zip(tensors, before, strict=False)]
+            copies = [_copied(tensor, into) for tensor, into in itertools.zip_longest(tensors, memory[: len(variables)])]
+            self._saved, self._previous = copies, self._saved if self._keeps_previous else []
 
     def restore(self) -> None:
         for variable, value in zip(self.value(), self._saved, strict=False):  # those that came later stay
@@ -99,15 +106,15 @@ class _Variables(Handler):
             broadcast_variables(self.value(), root_rank=0)
 
 
-def _copied(tensor: tf.Tensor, kept: Array | None) -> Array:
-    """Return a copy of a tensor's values, in the memory of the previous commit if it fits."""
+def _copied(tensor: tf.Tensor, memory: Array | None) -> Array:
+    """Return a copy of a tensor's values, in the memory of an earlier copy if it fits."""
     if tensor.dtype not in DTYPES:  # a table, say
         return np.array(tensor.numpy())
     values = array_of(tensor)
-    if kept is None or kept.shape != values.shape or kept.dtype != values.dtype:
+    if memory is None or memory.shape != values.shape or memory.dtype != values.dtype:
         return values.copy()
-    np.copyto(kept, values)
-    return kept
+    np.copyto(memory, values)
+    return memory
 
 
 def _sharded_optimizer(optimizer: Any, model: Any) -> SharedHandler:
@@ -163,7 +170,7 @@ class TensorFlowKerasState(ObjectState):
             handlers["optimizer"] = _sharded_optimizer(self.optimizer, model)
         else:
             self._build_optimizer()
-        handlers["all_variables"] = _Variables(self._variables)
+        handlers["all_variables"] = _Variables(self._variables, keeps_previous=self._is_sharded)
         super().__init__(handlers=handlers, **values)
 
     def _build_optimizer(self) -> None:

@@ -14,7 +14,8 @@ from _programs import on_one_rank, runtime
 from part_pools import PartPools
 
 import unidist.jax as ud
-from unidist.errors import MismatchError, UsageError
+from unidist.elastic.peer.memory import PeerMemory
+from unidist.errors import MismatchError, PeerLostError, UsageError
 
 pytestmark = pytest.mark.parallel
 
@@ -67,6 +68,37 @@ def test_a_commit_of_arrays_that_are_gone_leaves_the_one_before() -> None:
             state.commit()
         state.restore()
         np.testing.assert_array_equal(state.params["w"], np.arange(6.0).reshape(2, 3))
+
+
+def test_a_commit_that_fails_leaves_the_whole_trees_of_the_one_before(jax_pools: PartPools) -> None:
+    """Parameters are whole with `zero`, so they are kept by another handler than the shares, whose commit fails."""
+
+    def on_rank() -> None:
+        with runtime():
+            params = {"w": jnp.zeros(4)}
+            params, optimizer = ud.distribute(params, optax.adam(0.1), "zero=2")
+            state = ud.elastic.JaxState(params=params, opt_state=optimizer.init(params), optimizer=optimizer, step=0)
+
+            def lose_a_rank(*_: object, **__: object) -> None:
+                raise PeerLostError("rank 1 was lost")
+
+            @ud.elastic.run
+            def train(state: ud.elastic.JaxState) -> None:
+                for committed in range(1, 4):
+                    state.params, state.step = {"w": jnp.full(4, float(committed))}, committed
+                    state.commit()
+                    for lost in range(2):
+                        state.params, state.step = {"w": jnp.full(4, 10.0 + lost)}, 10 + lost
+                        with pytest.MonkeyPatch.context() as patch:
+                            patch.setattr(PeerMemory, "commit", lose_a_rank)
+                            with pytest.raises(PeerLostError):
+                                state.commit()
+                        state.restore()
+                        assert (float(state.params["w"][0]), state.step) == (committed, committed)
+
+            train(state)
+
+    jax_pools.get(2).run(on_rank)
 
 
 def test_sync_gives_every_rank_the_trees_and_numbers_of_rank_0(jax_pools: PartPools) -> None:

@@ -10,6 +10,8 @@ import tensorflow as tf
 from _modes import runtime
 
 import unidist.tensorflow as ud
+from unidist.elastic.peer.memory import PeerMemory
+from unidist.errors import PeerLostError
 from unidist.jobs.pool.pool import RankPool
 
 Pool = Callable[..., RankPool]
@@ -82,6 +84,42 @@ def test_state_of_which_each_rank_has_a_share_is_brought_back(pool: Pool) -> Non
                 assert float(optimizer.learning_rate) == np.float32(0.1)
                 for found, expected in zip(steps(3), first, strict=True):
                     np.testing.assert_array_equal(found, expected)
+
+            train(state)
+
+    pool(2, "shm").run(on_rank)
+
+
+def test_a_commit_that_fails_leaves_the_whole_values_of_the_one_before(pool: Pool) -> None:
+    """Weights are whole with `zero`, so they are kept by another handler than the shares, whose commit fails."""
+
+    def on_rank() -> None:
+        import keras
+
+        with runtime():
+            model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(3)])
+            model, optimizer = ud.distribute(model, keras.optimizers.Adam(0.1), "zero=2")
+            state = ud.elastic.TensorFlowKerasState(model, optimizer, step=0)
+
+            def lose_a_rank(*_: object, **__: object) -> None:
+                raise PeerLostError("rank 1 was lost")
+
+            @ud.elastic.run
+            def train(state: ud.elastic.TensorFlowKerasState) -> None:
+                kernel = model.layers[0].kernel
+                for committed in range(1, 4):
+                    kernel.assign(np.full((2, 3), float(committed), np.float32))
+                    state.step = committed
+                    state.commit()
+                    for lost in range(2):
+                        kernel.assign(np.full((2, 3), 10.0 + lost, np.float32))
+                        state.step = 10 + lost
+                        with pytest.MonkeyPatch.context() as patch:
+                            patch.setattr(PeerMemory, "commit", lose_a_rank)
+                            with pytest.raises(PeerLostError):
+                                state.commit()
+                        state.restore()
+                        assert (kernel.numpy().ravel()[0], state.step) == (committed, committed)
 
             train(state)
 
