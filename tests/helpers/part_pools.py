@@ -139,8 +139,9 @@ def as_first_ranks(function: Callable[..., Any], num_proc: int, variables: Mappi
         place = Topology(rank=rank, world_size=num_proc, local_rank=rank, local_size=num_proc)
         # Not all ranks have called init() equally often, nor made as many layers and optimizers: names have numbers.
         context._epochs = itertools.count()
-        if "keras" in sys.modules:
-            sys.modules["keras"].utils.clear_session(free_memory=False)
+        if (keras := sys.modules.get("keras")) is not None:
+            keras.utils.clear_session(free_memory=False)  # which makes Keras forget the policy of an earlier test, too
+            keras.config.set_floatx("float32")
         if (adasum := sys.modules.get("unidist_torch.training.adasum_optimizer")) is not None:
             adasum._numbers = itertools.count()
         with set_variables({**rank_variables(place), "UNIDIST_JOB_ID": job, **variables}):
