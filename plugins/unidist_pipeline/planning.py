@@ -24,7 +24,7 @@ from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.model import StageTimes
 from unidist_pipeline.schedules.registration import ScheduleSpec
 from unidist_pipeline.simulation.costs import Costs
-from unidist_pipeline.simulation.simulator import Simulation, simulate
+from unidist_pipeline.simulation.simulator import Simulation, peak_activations, simulate
 
 if TYPE_CHECKING:
     from unidist.cost_model.figures import ModelFigures, Workload
@@ -197,7 +197,7 @@ def held_microbatches(pipe: Pipe, registry: Registry[ScheduleSpec]) -> float:
     """Return the most micro-batches that a rank holds at a time, counted in activations of all its stages."""
 
     def held(num_ranks: int, num_microbatches: int) -> float:
-        return max(_simulated(_source(pipe, registry), num_ranks, num_microbatches, 1 / 3, 0.0).peak_activations)
+        return _peak(_source(pipe, registry), num_ranks, num_microbatches)
 
     return min(float(pipe.num_microbatches), _continued(pipe, held))
 
@@ -239,9 +239,21 @@ def _source(pipe: Pipe, registry: Registry[ScheduleSpec]) -> _Source:
 
 @lru_cache(maxsize=4096)
 def _simulated(source: _Source, num_ranks: int, num_microbatches: int, forward: float, message: float) -> Simulation:
-    stages = source.stages_per_rank
-    backward = 1 - forward
-    costs = Costs(
+    costs = _costs(source, forward, message)
+    return simulate(_built(source, num_ranks, num_microbatches, _times(source, costs)), costs)
+
+
+@lru_cache(maxsize=4096)
+def _peak(source: _Source, num_ranks: int, num_microbatches: int) -> float:
+    costs = _costs(source, 1 / 3, 0.0)
+    schedule = _built(source, num_ranks, num_microbatches, _times(source, costs))
+    return max(peak_activations(schedule, costs.for_stages(schedule.num_stages)))
+
+
+def _costs(source: _Source, forward: float, message: float) -> Costs:
+    """Return the costs of the stages, in units of one micro-batch's forward and backward pass."""
+    stages, backward = source.stages_per_rank, 1 - forward
+    return Costs(
         forward=forward / stages,
         backward=backward / stages,
         # The weights' gradient is as much arithmetic as a forward; a recomputation belongs to the other part.
@@ -250,11 +262,11 @@ def _simulated(source: _Source, num_ranks: int, num_microbatches: int, forward: 
         activation=1 / stages,
         kept_for_weight=source.kept,
     )
-    times = StageTimes()
-    if source.spec.searched:
-        weight = min(backward / 2, forward)
-        times = StageTimes(forward, backward - weight, weight, message, source.kept)
-    return simulate(_built(source, num_ranks, num_microbatches, times), costs)
+
+
+def _times(source: _Source, costs: Costs) -> StageTimes:
+    """Return what a schedule is searched for: these costs, rank by rank."""
+    return costs.mean_times(1) if source.spec.searched else StageTimes()
 
 
 @lru_cache(maxsize=1024)
@@ -269,6 +281,7 @@ def _built(source: _Source, num_ranks: int, num_microbatches: int, times: StageT
         stages_per_rank=source.stages_per_rank,
         times=times if searched else None,
         limit=limit if searched else None,
+        validated=False,  # a plan looks at hundreds of sizes; the ranks validate the one that they run
     )
 
 

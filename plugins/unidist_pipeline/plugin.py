@@ -98,6 +98,14 @@ def unidist_register_schedules(registry: Registry[ScheduleSpec]) -> None:
     )
     registry.add(
         ScheduleSpec(
+            "dualpipev",
+            "unidist_pipeline.schedules.dualpipe:dualpipev",
+            "two stages on each rank, in a V: forwards beside full backwards, messages of one during the other",
+            stages_per_rank=2,
+        )
+    )
+    registry.add(
+        ScheduleSpec(
             "v-half",
             "unidist_pipeline.schedules.v_shape:v_half",
             "two stages on each rank, in a V: half the idle time of 1f1b in half its memory",

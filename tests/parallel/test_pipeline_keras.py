@@ -31,6 +31,7 @@ CASES = {
     ],
     3: [
         Case("pipeline=3:microbatches=4", "skips"),
+        Case("pipeline=3:schedule=dualpipev:microbatches=7", "skips", "adamw"),
         Case("pipeline=3:schedule=zb-h1:microbatches=5:split=block_1+norm", "subclassed", "adamw"),
         Case("pipeline=3:schedule=zb-2p:microbatches=5:split=block_1+norm", "subclassed", "adamw"),
     ],

@@ -31,6 +31,7 @@ CASES = {
         Case("pipeline=2:schedule=zb-1p:microbatches=5", "tangled", "sgd"),
         Case("pipeline=2:schedule=zbv:microbatches=5", "tangled", "sgd"),
         Case("pipeline=2:schedule=v-half:microbatches=4", "sequence"),
+        Case("pipeline=2:schedule=dualpipev:microbatches=5", "pairs"),
         Case("pipeline=2:schedule=1f1b:split=blocks.2", samples=3),
         Case("pipeline=2,accumulate=2,clip_norm=0.1", passes=2, max_norm=0.1),
         Case("pipeline=2:schedule=zb-h1,activations=recompute", "tangled"),
@@ -42,6 +43,7 @@ CASES = {
         Case("pipeline=3:schedule=zbv:microbatches=4", masks=True),
         Case("pipeline=3:schedule=zb-2p:microbatches=5:times=2+2+1+0.1:limit=4:kept=0.5", masks=True),
         Case("pipeline=3:schedule=zb-h1:microbatches=5", "sequence", "sgd", engine="gloo"),
+        Case("pipeline=3:schedule=dualpipev:microbatches=7", "tangled", "sgd", masks=True),
     ],
     4: [
         Case("pipeline=4:schedule=1f1b:microbatches=4"),

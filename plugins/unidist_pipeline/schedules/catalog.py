@@ -18,6 +18,7 @@ def build_schedule(
     stages_per_rank: int | None = None,
     times: StageTimes | None = None,
     limit: float | None = None,
+    validated: bool = True,
 ) -> Schedule:
     """Return the schedule called `name`, built for a size and validated. Pure: every rank gets the same.
 
@@ -29,6 +30,7 @@ def build_schedule(
         stages_per_rank: stages on each rank; default: the schedule's own.
         times: for a schedule that is searched; default: forward and both parts of a backward take equally long.
         limit: likewise, the micro-batches that a rank may hold; default: the schedule's own.
+        validated: False only to look at it, never to run it: validating takes longer than building.
 
     Raises:
         ConfigurationError: there is no such schedule, it does not exist for this size, or it is not searched.
@@ -55,7 +57,8 @@ def build_schedule(
         schedule = function(size)
         if not isinstance(schedule, Schedule):
             raise PluginError(f"{whose}: {spec.path!r} returned {type(schedule).__name__}; return a Schedule.")
-        validate(schedule)
+        if validated:
+            validate(schedule)
     except ScheduleError as exc:
         raise PluginError(f"{whose}, for {size}: {exc}") from exc
     found = (schedule.num_ranks, schedule.num_microbatches, schedule.num_stages)

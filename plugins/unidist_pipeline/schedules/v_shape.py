@@ -31,7 +31,7 @@ def zbv(size: PipelineSize) -> Schedule:
     Raises:
         ConfigurationError: another number than two stages on each rank.
     """
-    _check(size, "zbv")
+    require_two_stages(size, "zbv")
     compute = [
         [action for action in _zbv_rank(rank, size) if (action.microbatch or 0) < size.num_microbatches]
         for rank in range(size.num_ranks)
@@ -72,7 +72,7 @@ def _repeated(
         slack: time from the end of one way, on one rank, to the beginning of the next. It decides which of the actions
             would fall on the same time; the values above were found by trying all up to 6, for 2 to 16 ranks.
     """
-    _check(size, name)
+    require_two_stages(size, name)
     last = size.num_ranks - 1
     compute = []
     for rank in range(size.num_ranks):
@@ -102,7 +102,7 @@ def _repeated(
 
 
 def _zbv_rank(rank: int, size: PipelineSize) -> list[Action]:
-    near, far = _Stage(rank), _Stage(size.num_stages - 1 - rank)
+    near, far = StageActions(rank), StageActions(size.num_stages - 1 - rank)
     num_microbatches = max(2 * size.num_ranks - 1, size.num_microbatches)
     # Down and up the V: forwards of the near stage until the first micro-batch comes back.
     actions = [near.forward() for _ in range(2 * (size.num_ranks - rank) - 1)]
@@ -124,26 +124,36 @@ def _zbv_rank(rank: int, size: PipelineSize) -> list[Action]:
     return actions
 
 
-class _Stage:
-    """Counts what one stage has done: each method returns its next action of that kind."""
+class StageActions:
+    """Counts the actions of one stage: each method returns the next one of its kind."""
 
     def __init__(self, stage: int) -> None:
         self.stage = stage
         self.forwards = self.inputs = self.weights = 0
 
     def forward(self) -> Action:
+        """Return the next forward."""
         self.forwards += 1
         return Action(ActionKind.FORWARD, self.stage, self.forwards - 1)
 
+    def backward(self) -> Action:
+        """Return the next full backward."""
+        self.inputs += 1
+        self.weights += 1
+        return Action(ActionKind.BACKWARD, self.stage, self.inputs - 1)
+
     def backward_input(self) -> Action:
+        """Return the next backward for the input."""
         self.inputs += 1
         return Action(ActionKind.BACKWARD_INPUT, self.stage, self.inputs - 1)
 
     def backward_weight(self) -> Action:
+        """Return the next backward for the weights."""
         self.weights += 1
         return Action(ActionKind.BACKWARD_WEIGHT, self.stage, self.weights - 1)
 
 
-def _check(size: PipelineSize, name: str) -> None:
+def require_two_stages(size: PipelineSize, name: str) -> None:
+    """Raise ConfigurationError for another number of stages on each rank."""
     if size.stages_per_rank != 2:
         raise ConfigurationError(f"{name} has two stages on each rank, not {size.stages_per_rank}.")

@@ -79,21 +79,28 @@ class Simulation:
     @cached_property
     def peak_activations(self) -> tuple[float, ...]:
         """The largest memory for activations on each rank; in numbers of micro-batches if `Costs.activation` is 1."""
-        return tuple(self._peak(actions) for actions in self.schedule.ranks)
+        return peak_activations(self.schedule, self.costs)
 
-    def _peak(self, actions: tuple[Action, ...]) -> float:
-        kept = self.costs.costs.kept_for_weight
-        change = {
-            ActionKind.FORWARD: 1.0,
-            ActionKind.BACKWARD: -1.0,
-            ActionKind.BACKWARD_INPUT: kept - 1.0,
-            ActionKind.BACKWARD_WEIGHT: -kept,
-        }
+
+def peak_activations(schedule: Schedule, costs: StageCosts) -> tuple[float, ...]:
+    """Return `Simulation.peak_activations` without simulating: it is a matter of the order on each rank alone."""
+    kept = costs.costs.kept_for_weight
+    change = {
+        ActionKind.FORWARD: 1.0,
+        ActionKind.BACKWARD: -1.0,
+        ActionKind.BACKWARD_INPUT: kept - 1.0,
+        ActionKind.BACKWARD_WEIGHT: -kept,
+    }
+    peaks = []
+    for actions in schedule.ranks:
         held = peak = 0.0
         for action in actions:
-            held += change.get(action.kind, 0.0) * self.costs.activation[action.stage]
-            peak = max(peak, held)
-        return peak
+            if action.kind in change:
+                held += change[action.kind] * costs.activation[action.stage]
+                if held > peak:
+                    peak = held
+        peaks.append(peak)
+    return tuple(peaks)
 
 
 def simulate(

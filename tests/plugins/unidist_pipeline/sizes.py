@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from unidist_pipeline.schedules.classic import gpipe, interleaved, one_forward_one_backward
+from unidist_pipeline.schedules.dualpipe import dualpipev
 from unidist_pipeline.schedules.model import PipelineSize, Schedule
 from unidist_pipeline.schedules.searched import zb_1p, zb_2p
 from unidist_pipeline.schedules.v_shape import v_half, v_min, zbv
@@ -19,6 +20,7 @@ SCHEDULES: dict[Callable[[PipelineSize], Schedule], tuple[int, ...]] = {
     zb_1p: (1,),
     zb_2p: (1,),
     zbv: (2,),
+    dualpipev: (2,),
     v_half: (2,),
     v_min: (2,),
 }

@@ -44,7 +44,9 @@ def simulated(pipe: Pipe, message: float = 0.0) -> Simulation:
     return simulate(schedule, costs)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "v-half", "v-min"])
+@pytest.mark.parametrize(
+    "name", ["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zbv", "dualpipev", "v-half", "v-min"]
+)
 @pytest.mark.parametrize(("ranks", "pieces"), [(4, 4), (8, 32), (12, 50)])
 def test_small_pipelines_are_simulated_and_large_ones_come_near(name: str, ranks: int, pieces: int) -> None:
     pipe = Pipe(name, ranks, pieces)

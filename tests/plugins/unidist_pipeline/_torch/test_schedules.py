@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from unidist_pipeline.schedules.classic import gpipe, interleaved, one_forward_one_backward
+from unidist_pipeline.schedules.dualpipe import dualpipev
 from unidist_pipeline.schedules.model import COMPUTE, PipelineSize, Schedule
 from unidist_pipeline.schedules.v_shape import zbv
 from unidist_pipeline.schedules.zero_bubble import zb_h1
@@ -66,7 +67,8 @@ def listed_by_torch(schedule_class: Any, rank: int, size: PipelineSize, **attrib
         _stages=range(size.stages_per_rank),
         **attributes,
     )
-    return [str(action) for action in maker._calculate_single_rank_operations(rank) if action is not None]
+    listed = [action for action in maker._calculate_single_rank_operations(rank) if action is not None]
+    return [str(each) for action in listed for each in action.sub_actions or (action,)]  # a pair in its order
 
 
 def ours(schedule: Schedule, rank: int, *kinds: str) -> list[str]:
@@ -101,6 +103,14 @@ def test_zbv_is_torchs(p: int, m: int) -> None:
         assert ours(schedule, rank) == listed_by_torch(torch_schedules.ScheduleZBVZeroBubble, rank, size)
 
 
+@pytest.mark.parametrize(("p", "m"), [(1, 2), (1, 5), (2, 4), (2, 7), (3, 6), (4, 8), (4, 13), (5, 12), (8, 20)])
+def test_dualpipev_is_torchs(p: int, m: int) -> None:
+    size = PipelineSize(p, m, 2)
+    schedule = dualpipev(size)
+    for rank in range(p):
+        assert ours(schedule, rank) == listed_by_torch(torch_schedules.ScheduleDualPipeV, rank, size)
+
+
 @pytest.mark.parametrize(("p", "m"), [(1, 2), (2, 4), (4, 4), (4, 9), (5, 12)])
 def test_zb_h1_is_torchs_interleaved_zero_bubble_with_one_stage(p: int, m: int) -> None:
     size = PipelineSize(p, m)
@@ -113,8 +123,8 @@ def test_zb_h1_is_torchs_interleaved_zero_bubble_with_one_stage(p: int, m: int) 
 
 def test_messages_between_two_ranks_come_in_the_order_of_torchs() -> None:
     """Both put them after what makes them; torch finds the receiver's order by a run in lockstep, we by times."""
-    size = PipelineSize(3, 5, 2)
-    for schedule in (interleaved(size), zbv(size)):
+    size = PipelineSize(3, 7, 2)
+    for schedule in (interleaved(size), zbv(size), dualpipev(size)):
         theirs = torch_schedules._add_send_recv(
             {
                 rank: [torch_schedules._Action.from_str(str(action)) for action in actions]
