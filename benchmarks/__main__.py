@@ -409,7 +409,11 @@ def _straggler_rows(groups: dict[str, dict[str, float]], repetitions: int) -> li
 
 def _data_service_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     rows = []
-    for framework, peer in (("torch", "DataLoader, num_workers=1"), ("tensorflow", "tf.data's service, 1 worker")):
+    peers = {
+        "torch": ("DataLoader, num_workers=1",),
+        "tensorflow": ("tf.data's service, 1 worker", "tf.data, decoding in a thread"),
+    }
+    for framework, beside in peers.items():
         if importlib.util.find_spec(framework) is None:
             click.echo(f"data-service: {framework} is left out, it is not installed")
             continue
@@ -422,7 +426,7 @@ def _data_service_rows(groups: dict[str, dict[str, float]], repetitions: int) ->
         what = f"two epochs, {framework}, --data-workers 1"
         rows += [
             _faster(f"{what}, of decoding in the loop", ours, found["decoding in the loop"], 1.5, "in the loop"),
-            _faster(f"{what}, of {peer}", ours, found[peer], 0.95, peer),
+            *(_faster(f"{what}, of {peer}", ours, found[peer], 0.95, peer) for peer in beside),
             Row(f"{what}, of no decoding", ours / ready, "x", "at most", 1.5, detail),
         ]
     return rows

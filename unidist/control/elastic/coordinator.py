@@ -204,10 +204,12 @@ class ElasticCoordinator(Coordinator):
     @override
     def tick(self, now: float) -> Iterator[Action]:
         yield from super().tick(now)
-        for peer, link in list(self._links.items()):
-            worker = self.membership.workers.get(link.worker)
-            if worker is not None and worker.phase is Phase.MEMBER and now - link.heard > self._silence:
-                yield from self._give_up(peer, worker, f"nothing was heard of it for {now - link.heard:.1f} seconds")
+        silent = [peer for peer, link in self._links.items() if now - link.heard > self._silence]
+        for peer in silent:
+            worker = self.membership.workers.get(self._links[peer].worker)
+            if worker is not None and worker.phase is Phase.MEMBER:
+                seconds = now - self._links[peer].heard
+                yield from self._give_up(peer, worker, f"nothing was heard of it for {seconds:.1f} seconds")
         if self._has_world and self._stall is not None and self._steps and now - self._stepped > self._stall:
             yield from self._give_up_stalled(now)
         yield from self._advance(now)

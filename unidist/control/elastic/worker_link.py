@@ -243,7 +243,7 @@ class WorkerLink:
 
     def _serve(self) -> None:
         """Send and receive until this end closes or the coordinator is gone."""
-        beat_at = time.monotonic()
+        beat_at = time.monotonic() + self._beat_sec  # the introduction says that this worker lives
         try:
             while not self._closing and not self._lost:
                 now = time.monotonic()
