@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 from unidist.errors import ConfigurationError, unknown_choice
@@ -96,6 +97,11 @@ def option_types(cls: type[Any]) -> dict[str, Any]:
     Only what `__init__` takes is an option. The types of other fields, such as the state of a strategy, are not looked
     at: they may be imported for type checkers alone.
     """
+    return dict(_option_types(cls))  # type: ignore[arg-type]  # a class is hashable
+
+
+@lru_cache(maxsize=256)  # a search for plans builds thousands of strategies of a few classes
+def _option_types(cls: type[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for item in dataclasses.fields(cls):
         if item.init:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from unidist.cost_model.collectives import Link, cost, fastest
 from unidist.cost_model.efficiency import BETWEEN_HOSTS, WHOLE, Efficiency
@@ -49,6 +49,9 @@ class Cluster:
     efficiency_inside: Efficiency = WHOLE
     efficiency_between: Efficiency = BETWEEN_HOSTS
     rings: bool = True
+    _known: dict[tuple[Operation, float, Group], float] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -85,7 +88,11 @@ class Cluster:
             num_bytes: the whole: what is given to a reduce-scatter, what comes out of an all-gather.
             group: from `group`.
         """
-        return _seconds(self, operation, num_bytes, group)
+        asked = operation, num_bytes, group
+        found = self._known.get(asked)
+        if found is None:  # a search asks for the same ones thousands of times
+            found = self._known[asked] = _seconds(self, operation, num_bytes, group)
+        return found
 
     def _inside(self, operation: Operation, num_bytes: float, num_ranks: int) -> float:
         link = self.messages if self.messages is not None and operation == "sendrecv" else self.inside
@@ -106,8 +113,7 @@ class Cluster:
         return cost(operation, "ring", group.size).seconds(num_bytes, slowest)
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Ranks that communicate with each other: `hosts` times `per_host` of them."""
 
     per_host: int
@@ -125,7 +131,6 @@ class Group:
         return cls(per_host, size // per_host)
 
 
-@lru_cache(maxsize=65536)
 def _seconds(cluster: Cluster, operation: Operation, num_bytes: float, group: Group) -> float:
     if group.hosts == 1:
         return cluster._inside(operation, num_bytes, group.per_host)

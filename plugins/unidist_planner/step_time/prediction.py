@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from unidist.cost_model.cluster import Group
 from unidist.cost_model.figures import Workload
@@ -106,15 +106,41 @@ def outline(line: str, plan: Plan, problem: SearchProblem) -> Outline:
     return Outline(line, plan, problem, step, samples, workload, rank_memory(workload, plan))
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Timed:
-    """An exchange, and how long it takes; `exposed` is what of it makes its moment longer."""
+    """The operations of an exchange, and how long all of them take.
 
-    name: str
+    Args:
+        item: the exchange.
+        moment: when, which may be another moment for what is repeated.
+        num_bytes: of one operation.
+        times: number of operations.
+        group: of the ranks that take part.
+        seconds: of all operations.
+        tail: of these, what cannot go on behind arithmetic.
+        hidden: what does.
+    """
+
+    item: Exchange
     moment: Moment
+    num_bytes: float
+    times: float
+    group: Group
     seconds: float
-    exposed: float
-    detail: str
+    tail: float
+    hidden: float = 0.0
+
+    @property
+    def exposed(self) -> float:
+        """The seconds by which its moment becomes longer."""
+        return self.seconds - self.hidden
+
+    @property
+    def detail(self) -> str:
+        """Words for people."""
+        often = f"{self.times:g} x " if self.times != 1 else ""
+        said = f"{self.item.operation} of {often}{_size(self.num_bytes)} over {_described(self.group)}"
+        return f"{said}, {self.hidden:.2g} of {self.seconds:.2g} s behind arithmetic" if self.hidden else said
 
 
 @dataclass
@@ -133,6 +159,7 @@ class Outline:
     def __post_init__(self) -> None:
         """Do the arithmetic."""
         cluster, step, memory = self.problem.cluster, self.step, self.memory
+        self._groups: dict[str, Group] = {}
         self.estimate = in_bytes(memory, self.workload)
         self._piece = self.problem.work.forward(self.samples, memory.activations.itemsize)
         recomputes = memory.activations.policy == "recompute"
@@ -190,7 +217,7 @@ class Outline:
         ]
         for item in self._timed:
             times = 1 if item.moment == "update" else num
-            parts.append(Part(item.name, item.exposed * times, item.detail))
+            parts.append(Part(item.item.name, item.exposed * times, item.detail))
         stages = plan.mesh.size(step.order.axis) if step.order.axis else 1
         parts.append(Part("idle", idle, f"{num // step.passes} micro-batches on {stages} ranks of a pipeline"))
         parts.append(Part("update", self._updating(), "reading and writing the optimizer's state"))
@@ -211,27 +238,26 @@ class Outline:
         """Yield all exchanges. A rank that computes the passes of `repeated` again repeats their exchanges backward."""
         left = dict(self._computing)
         left["update"] = left["backward"]  # gradients are exchanged while the last piece's backward pass runs
+        overlap = self.problem.cluster.overlap
         for item in self.step.exchanges:
-            seconds, tail, detail = self._seconds(item)
-            if not seconds:
+            timed = self._timing(item)
+            if timed is None:
                 continue
             if repeated == item.moment and item.moved in ("border", "keys"):
-                yield _Timed(item.name, "backward", seconds, seconds, detail)
-            most = min(seconds * self.problem.cluster.overlap, seconds - tail)
-            hidden = min(most, left[item.moment]) if item.beside else 0.0
-            left[item.moment] -= hidden
-            if hidden:
-                detail += f", {hidden:.2g} of {seconds:.2g} s behind arithmetic"
-            yield _Timed(item.name, item.moment, seconds, seconds - hidden, detail)
+                yield replace(timed, moment="backward")
+            if item.beside:
+                most = min(timed.seconds * overlap, timed.seconds - timed.tail)
+                timed.hidden = min(most, left[item.moment])
+                left[item.moment] -= timed.hidden
+            yield timed
 
-    def _seconds(self, item: Exchange) -> tuple[float, float, str]:
-        """Return the seconds of all its operations, what of them is the tail, and words."""
-        cluster, mesh = self.problem.cluster, self.plan.mesh
-        group = cluster.group(mesh, item.axis)
+    def _timing(self, item: Exchange) -> _Timed | None:
+        """Return how long all operations of an exchange take; None if it takes no time."""
+        group = self._group(item.axis)
         if group.size < 2:
-            return 0.0, 0.0, ""
+            return None
+        cluster, model, share = self.problem.cluster, self.workload.model, self.step.parameters
         units = self.problem.work.num_blocks * self.step.blocks
-        model, share = self.workload.model, self.step.parameters
         if item.moved in ("border", "keys"):
             elements = self._piece.border if item.moved == "border" else self._piece.keys
             num_bytes = elements * self.step.tokens * item.scale * self.memory.activations.itemsize
@@ -244,16 +270,20 @@ class Outline:
             num_bytes, times = num_bytes / units / item.count, item.count * units
         seconds = cluster.seconds(item.operation, num_bytes, group)
         if item.axis == REPLICA_AXES and self.step.experts:
-            part, fewer = self.step.experts, cluster.group(mesh, SHARD_REPLICA_AXES)
+            part, fewer = self.step.experts, self._group(SHARD_REPLICA_AXES)
             seconds = cluster.seconds(item.operation, num_bytes * (1 - part), group)
             seconds += cluster.seconds(item.operation, num_bytes * part, fewer) if fewer.size > 1 else 0.0
-        often = f"{times:g} x " if times != 1 else ""
+        if not seconds:
+            return None
         tail = cluster.seconds(item.operation, min(num_bytes, item.tail_bytes), group) if item.tail_bytes else 0.0
-        return (
-            times * seconds,
-            min(tail, seconds),
-            f"{item.operation} of {often}{_size(num_bytes)} over {_described(group)}",
-        )
+        return _Timed(item, item.moment, num_bytes, times, group, times * seconds, min(tail, seconds))
+
+    def _group(self, axis: str) -> Group:
+        """Return how the ranks along an axis lie on the hosts."""
+        found = self._groups.get(axis)
+        if found is None:
+            found = self._groups[axis] = self.problem.cluster.group(self.plan.mesh, axis)
+        return found
 
     def _border(self, piece: PieceWork) -> float:
         return piece.border * self.step.tokens * self.memory.activations.itemsize
@@ -264,7 +294,7 @@ class Outline:
             return 0.0
         cluster = self.problem.cluster
         passed = self._border(self._piece) * self.step.passed
-        return cluster.seconds("sendrecv", passed, cluster.group(self.plan.mesh, axis))
+        return cluster.seconds("sendrecv", passed, self._group(axis))
 
     def _updating(self) -> float:
         """Return the seconds in which the optimizer reads and writes what it updates."""

@@ -130,6 +130,7 @@ class _Candidates:
         self._fixed = build(fixed, self._registry)
         self._fixed_line = fixed
         self._built: dict[str, Strategy] = {}
+        self._last: tuple[Plan | None, int | None] = (None, None)
         self.refusal = ""
         """Why the first division was left out that its strategies accept."""
         taken = {request.name for request in parse(fixed)}
@@ -149,12 +150,11 @@ class _Candidates:
                 yield spec.name, cls
 
     def __iter__(self) -> Iterator[Outline]:
-        yield from self._below(0, ())
+        plan = self._plan(())
+        if plan is not None:
+            yield from self._below(0, (), plan)
 
-    def _below(self, level: int, chosen: tuple[str, ...]) -> Iterator[Outline]:
-        plan = self._plan(chosen)
-        if plan is None:
-            return
+    def _below(self, level: int, chosen: tuple[str, ...], plan: Plan) -> Iterator[Outline]:
         if level == len(self._choosers):
             line = ",".join([*chosen, *filter(None, [self._fixed_line])])
             try:
@@ -162,20 +162,30 @@ class _Candidates:
             except ConfigurationError as exc:
                 self.refusal = self.refusal or str(exc)
             return
-        yield from self._below(level + 1, chosen)
+        yield from self._below(level + 1, chosen, plan)
         for item in self._proposals(self._choosers[level], plan):
-            yield from self._below(level + 1, (*chosen, item))
+            more = self._plan((*chosen, item))
+            if more is not None:
+                yield from self._below(level + 1, (*chosen, item), more)
 
     def _proposals(self, cls: type[Strategy], plan: Plan) -> Sequence[str]:
         if issubclass(cls, PredictsStepTime):
-            try:
-                num_pieces = step_of(plan, self._problem).num_pieces
-            except ConfigurationError:
+            num_pieces = self._pieces(plan)
+            if num_pieces is None:
                 return ()
             ranks = plan.mesh.size(DATA_AXIS)
             others = plan.mesh.size(SAMPLE_AXES) // ranks
             return cls.proposals(RemainingRanks(self._problem, ranks, num_pieces, others))
         return cls.alternatives() if issubclass(cls, EstimatesMemory) else ()
+
+    def _pieces(self, plan: Plan) -> int | None:
+        """Return the pieces of a rank's batch; None if the plan's strategies do not accept the model."""
+        if plan is not self._last[0]:
+            try:
+                self._last = plan, step_of(plan, self._problem).num_pieces
+            except ConfigurationError:
+                self._last = plan, None
+        return self._last[1]
 
     def _plan(self, chosen: Sequence[str]) -> Plan | None:
         """Return the plan of what is chosen so far, None if it does not go together."""

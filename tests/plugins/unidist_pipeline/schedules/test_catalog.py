@@ -114,3 +114,12 @@ def test_an_action_knows_its_peer(registry: Registry[ScheduleSpec]) -> None:
     schedule = build_schedule("zbv", registry, num_ranks=2, num_microbatches=3)
     assert Action(ActionKind.SEND_ACTIVATION, 0, 0, peer=1) in schedule.ranks[0]
     assert Action(ActionKind.SEND_GRADIENT, 3, 0, peer=1) in schedule.ranks[0]  # the last stage is on rank 0 again
+
+
+def test_a_schedule_that_is_only_looked_at_is_not_validated(others: Registry[ScheduleSpec]) -> None:
+    with pytest.raises(PluginError, match="is missing"):
+        build_schedule("unfinished", others, num_ranks=2, num_microbatches=2)
+    looked_at = build_schedule("unfinished", others, num_ranks=2, num_microbatches=2, validated=False)
+    assert looked_at.num_stages == 2
+    with pytest.raises(PluginError, match=r"asked for .* but it returned"):  # the planner would price another size
+        build_schedule("small", others, num_ranks=2, num_microbatches=2, validated=False)
