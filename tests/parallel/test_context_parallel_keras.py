@@ -19,12 +19,19 @@ pytestmark = pytest.mark.parallel
 
 CASES = {
     2: [
-        ("blocks", "context=2:exchange=gather,zero=1"),
-        ("graph", "context=2:exchange=gather"),
-        ("vectors", "context=2:exchange=gather,clip_norm=100"),
+        ("blocks", "context=2,zero=1"),
+        ("graph", "context=2"),
+        ("graph eagerly", "context=2:exchange=gather"),
+        ("vectors", "context=2:exchange=ulysses,clip_norm=100"),
+    ],
+    3: [
+        ("decoder", "context=3"),
+        ("decoder eagerly", "context=3:exchange=gather"),
+        ("graph eagerly", "context=3:exchange=ulysses"),
     ],
     4: [
-        ("graph", "context=2:exchange=gather"),
+        ("graph", "context=2:exchange=ulysses"),
+        ("decoder eagerly", "context=4"),
     ],
 }
 
@@ -53,7 +60,7 @@ def test_layers_that_need_all_tokens_get_them(rank_pool: RankPoolFactory) -> Non
 
 def test_what_cannot_be_divided_is_said(rank_pool: RankPoolFactory) -> None:
     expected = {
-        "ring": "context=2:exchange=gather",
+        "heads": "the 3 heads of",
         "options": "are for PyTorch",
         "subclassed": "has no graph of layers",
         "no attention": "no attention of Sequential",

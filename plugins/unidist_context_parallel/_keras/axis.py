@@ -6,6 +6,7 @@ slice. Each exchange is a node of the host; TensorFlow runs these in program ord
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -60,6 +61,99 @@ class KerasAxis:
         if mask is not None:
             keras.src.backend.set_keras_mask(whole, self._gathered(tf.convert_to_tensor(mask), layout))
         return whole
+
+    def shift(self, arrays: Sequence[tf.Tensor], rows: int, after: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Send arrays `(..., tokens, width)` to the next rank, and return those of the rank before. Without gradients.
+
+        Args:
+            arrays: to be sent.
+            rows: tokens of those that arrive.
+            after: in graphs, what is computed before they are sent.
+        """
+
+        def run(*given: Any) -> list[Array]:
+            found, works = [], []
+            sources = [np.ascontiguousarray(each) for each in given]  # stay until they have been sent
+            for source in sources:
+                target = empty_array((*source.shape[:-2], rows, source.shape[-1]), source.dtype)
+                works.append(self._communicator.send(buffer_of_array(source), to=(self.rank + 1) % self.size))
+                works.append(self._communicator.recv(buffer_of_array(target), source=(self.rank - 1) % self.size))
+                found.append(target)
+            for work in works:
+                work.wait()
+            return found
+
+        specs = [tf.TensorSpec((*each.shape[:-2], rows, each.shape[-1]), each.dtype) for each in arrays]
+        if tf.executing_eagerly():
+            return host_node(run, arrays, specs, name=_NAME)
+        with tf.control_dependencies(after):
+            return host_node(run, arrays, specs, name=_NAME)
+
+    def to_heads(self, rows: tf.Tensor, tokens: int) -> tf.Tensor:
+        """Return this rank's heads of all tokens, from all heads of this rank's tokens. Differentiable; collective.
+
+        Args:
+            rows: `(batch, tokens of this rank, heads, width)`; the heads divide.
+            tokens: of the whole sequence.
+        """
+        layout = self.layout(tokens)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def exchanged(x: tf.Tensor) -> Any:
+            return self._to_heads(x, layout), lambda gradient: self._to_rows(gradient, layout)
+
+        result: tf.Tensor = exchanged(rows)
+        return result
+
+    def to_rows(self, heads: tf.Tensor, tokens: int) -> tf.Tensor:
+        """Return all heads of this rank's tokens, from this rank's heads of all tokens. Differentiable; collective."""
+        layout = self.layout(tokens)
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        def exchanged(x: tf.Tensor) -> Any:
+            return self._to_rows(x, layout), lambda gradient: self._to_heads(gradient, layout)
+
+        result: tf.Tensor = exchanged(heads)
+        return result
+
+    def _to_heads(self, x: tf.Tensor, layout: SequenceLayout) -> tf.Tensor:
+        own = x.shape[2] // self.size
+
+        def run(given: Any) -> list[Array]:
+            batch, rows, _, width = given.shape
+            # (ranks, tokens, batch, heads of a rank, width): what each rank gets is in one place.
+            source = np.ascontiguousarray(given.reshape(batch, rows, self.size, own, width).transpose(2, 1, 0, 3, 4))
+            target = np.empty((layout.size, batch, own, width), given.dtype)
+            unit = batch * own * width
+            self._alltoall(source, target, [rows * unit] * self.size, [count * unit for count in layout.counts])
+            return [_turned(target[layout.gathered_order()])]
+
+        [result] = host_node(run, [x], [tf.TensorSpec((x.shape[0], layout.size, own, x.shape[3]), x.dtype)], name=_NAME)
+        return result
+
+    def _to_rows(self, x: tf.Tensor, layout: SequenceLayout) -> tf.Tensor:
+        order = np.concatenate([layout.positions(rank) for rank in range(self.size)])
+        rows = layout.counts[self.rank]
+
+        def run(given: Any) -> list[Array]:
+            batch, _, own, width = given.shape
+            source = np.ascontiguousarray(np.swapaxes(given, 0, 1)[order])
+            target = np.empty((self.size, rows, batch, own, width), given.dtype)
+            unit = batch * own * width
+            self._alltoall(source, target, [count * unit for count in layout.counts], [rows * unit] * self.size)
+            result = empty_array((batch, rows, self.size * own, width), given.dtype)
+            result.reshape(batch, rows, self.size, own, width)[...] = target.transpose(2, 1, 0, 3, 4)
+            return [result]
+
+        shape = (x.shape[0], rows, self.size * x.shape[2], x.shape[3])
+        [result] = host_node(run, [x], [tf.TensorSpec(shape, x.dtype)], name=_NAME)
+        return result
+
+    def _alltoall(self, source: Array, target: Array, sent: list[int], received: list[int]) -> None:
+        work = self._communicator.alltoall(
+            buffer_of_array(source), buffer_of_array(target), send_counts=sent, receive_counts=received
+        )
+        work.wait()
 
     def _gathered(self, rows: tf.Tensor, layout: SequenceLayout) -> tf.Tensor:
         def run(given: Any) -> list[Array]:

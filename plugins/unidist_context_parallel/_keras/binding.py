@@ -9,7 +9,7 @@ import keras
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
-from unidist_context_parallel._keras.attention import ATTENTIONS, divide_attention
+from unidist_context_parallel._keras.attention.layers import ATTENTIONS, divide_attention, num_heads
 from unidist_context_parallel._keras.axis import KerasAxis
 from unidist_context_parallel._keras.kinds import Kind, kind_of
 from unidist_context_parallel._keras.model import divide_function
@@ -28,10 +28,6 @@ class KerasContext(ContextBinding):
     def partition(self, strategy: Context, model: Any, context: RuntimeAPI) -> Any:
         """See `ContextBinding.partition`."""
         asked = f"context={strategy.size}"
-        if strategy.exchange != "gather":
-            raise ConfigurationError(
-                f"{asked}: attention in Keras gathers keys and values; say so: {asked}:exchange=gather"
-            )
         if strategy.inputs is not None or strategy.dim is not None:
             raise ConfigurationError(f"{asked}: inputs and dim are for PyTorch; Keras' layers say where tokens are")
         function = model._functional if isinstance(model, keras.Sequential) else model
@@ -55,11 +51,18 @@ class KerasContext(ContextBinding):
                 "keras.layers.MultiHeadAttention or GroupQueryAttention, in the graph or in layers that do nothing "
                 "else with the sequence, and inputs of a known length"
             )
+        attentions = [layer for each in reached for layer in each._flatten_layers() if isinstance(layer, ATTENTIONS)]
+        if strategy.exchange == "ulysses":
+            for layer in attentions:
+                if num_heads(layer) % strategy.size:
+                    raise ConfigurationError(
+                        f"{asked}:exchange=ulysses divides the heads of an attention over the ranks, and the "
+                        f"{num_heads(layer)} heads of {layer.name!r} do not divide by {strategy.size}. Use "
+                        "exchange=ring or exchange=gather"
+                    )
         axis = KerasAxis(context.new_communicator(AXIS))
-        for each in reached:
-            for layer in each._flatten_layers():
-                if isinstance(layer, ATTENTIONS):
-                    divide_attention(layer, axis)
+        for layer in attentions:
+            divide_attention(layer, axis, strategy.exchange)
         divide_function(function, axis, kinds)
         if context.topology.rank == 0:
             whole = [each.name for each in operations if kinds[id(each)] is Kind.ALL]

@@ -71,7 +71,13 @@ def kind_of(operation: Any, node: Any) -> Kind:
 def _attends_by_tokens(layer: Any, node: Any) -> bool:
     scores = node.arguments.kwargs.get("return_attention_scores", False)
     axes = getattr(layer, "_attention_axes", (1,))
-    return not scores and tuple(axes or (1,)) == (1,) and not getattr(layer, "_sliding_window", None)
+    return not scores and tuple(axes or (1,)) == (1,) and all(len(each.shape) == 3 for each in _sequences(node))
+
+
+def _sequences(node: Any) -> list[Any]:
+    """Return query, value and key of an attention."""
+    args, kwargs = node.arguments.args, node.arguments.kwargs
+    return [*args[:3], *(kwargs[name] for name in ("query", "value", "key") if kwargs.get(name) is not None)]
 
 
 def _by_token(operation: Any, node: Any) -> bool:

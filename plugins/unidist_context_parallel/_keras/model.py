@@ -8,9 +8,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from unidist_context_parallel._keras.attention import divided
+from unidist_context_parallel._keras.attention.layers import divided
 from unidist_context_parallel._keras.axis import KerasAxis
 from unidist_context_parallel._keras.kinds import Kind
+
+_SEQUENCES = ("query", "value", "key", "query_mask", "value_mask", "key_mask")
+_ARGUMENTS = (*_SEQUENCES, "attention_mask", "return_attention_scores", "training", "use_causal_mask")
+"""Of the attentions of Keras, in their order; those with a dim 1 of tokens first."""
 
 
 class Rows:
@@ -45,6 +49,8 @@ class DividedFunction:
         return keras.tree.map_structure(self._unidist_whole, outputs)
 
     def _unidist_step(self, operation: Any, kind: Kind, call: Any, args: Any, kwargs: Any) -> Any:
+        if kind is Kind.ATTENTION:
+            return self._unidist_attention(call, {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs})
         leaves = keras.tree.flatten((args, kwargs))
         found = [each.tokens for each in leaves if isinstance(each, Rows)]
         if kind is Kind.ALL or len(set(found)) > 1:
@@ -61,7 +67,7 @@ class DividedFunction:
             if isinstance(value, Rows):
                 return value.local
             dim = 1 - rank + len(value.shape) if _has_dims(value) else -1
-            if dim >= 0 and value.shape[dim] == tokens and not _is_mask(value, args, kwargs):
+            if dim >= 0 and value.shape[dim] == tokens and value is not kwargs.get("attention_mask"):
                 return self.unidist_axis.take(value, tokens, dim)
             return value
 
@@ -70,17 +76,32 @@ class DividedFunction:
             outputs = call(*args, **kwargs)
         return keras.tree.map_structure(lambda each: Rows(each, tokens), outputs)
 
+    def _unidist_attention(self, call: Any, given: dict[str, Any]) -> Any:
+        """Call an attention with this rank's queries, and with its keys if these are of a sequence of equal length."""
+        query = given["query"]
+        tokens = query.tokens if isinstance(query, Rows) else query.shape[1]
+        keys = [each for name in ("value", "key") if (each := given.get(name)) is not None]
+        lengths = {each.tokens if isinstance(each, Rows) else each.shape[1] for each in keys}
+        if tokens is None or tokens < self.unidist_axis.size or None in lengths:
+            return call(**keras.tree.map_structure(self._unidist_whole, given))
+        whole_keys = lengths != {tokens}
+
+        def own(name: str, value: Any) -> Any:
+            if name not in _SEQUENCES or value is None:
+                return value.local if isinstance(value, Rows) else value  # it cuts its mask itself
+            if whole_keys and not name.startswith("query"):
+                return self._unidist_whole(value)
+            return value.local if isinstance(value, Rows) else self.unidist_axis.take(value, tokens)
+
+        with divided(tokens, whole_keys=whole_keys):
+            return Rows(call(**{name: own(name, value) for name, value in given.items()}), tokens)
+
     def _unidist_whole(self, value: Any) -> Any:
         return self.unidist_axis.gather(value.local, value.tokens) if isinstance(value, Rows) else value
 
 
 def _has_dims(value: Any) -> bool:
     return isinstance(value, Rows) or (tf.is_tensor(value) and len(value.shape) > 0)
-
-
-def _is_mask(value: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Say whether a tensor is the whole mask of an attention, which cuts it itself."""
-    return value is kwargs.get("attention_mask")
 
 
 def _starts(operation: Any, leaves: list[Any]) -> int | None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-__all__ = ["Part", "causal_parts"]
+__all__ = ["Part", "causal_parts", "row_tiles", "tiles"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,44 @@ def causal_parts(queries: Indices, keys: Indices) -> list[Part]:
 
 
 _MAX_PIECES = 16
+
+
+def row_tiles(positions: Indices, limit: int) -> list[slice]:
+    """Return ranges of consecutive positions, of `limit` rows at most."""
+    return [
+        slice(start, min(start + limit, end))
+        for first, end in _runs(positions)
+        for start in range(first, end, limit)
+        if len(positions)
+    ]
+
+
+def tiles(queries: Indices, keys: Indices, *, causal: bool, window: int | None = None, limit: int) -> list[Part]:
+    """Return what attention computes of a block, in disjoint parts of `limit` columns at most: "full" or "mixed" ones.
+
+    For arithmetic without a fused kernel, which has the scores of a part in memory.
+
+    Args:
+        queries: positions, ascending.
+        keys: positions, ascending.
+        causal: a query sees keys up to its own position.
+        window: if given, a query sees keys at a smaller distance than this alone.
+        limit: columns of a part.
+    """
+    whole = [Part(slice(0, len(queries)), slice(0, len(keys)), "full")] if len(queries) and len(keys) else []
+    found: list[Part] = []
+    for part in causal_parts(queries, keys) if causal else whole:
+        q = queries[part.rows]
+        for start in range(part.columns.start, part.columns.stop, limit):
+            columns = slice(start, min(start + limit, part.columns.stop))
+            k = keys[columns]
+            farthest = max(q[-1] - k[0], k[-1] - q[0])
+            nearest = max(q[0] - k[-1], k[0] - q[-1], 0)
+            if (causal and k[0] > q[-1]) or (window is not None and nearest >= window):
+                continue
+            whole_tile = (not causal or k[-1] <= q[0]) and (window is None or farthest < window)
+            found.append(Part(part.rows, columns, "full" if whole_tile else "mixed"))
+    return found
 
 
 def _of_runs(queries: Indices, keys: Indices, row: int, column: int) -> list[Part]:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 AXIS = "context"
 
-__all__ = ["AXIS", "SequenceLayout", "joined", "layout_of", "zigzag"]
+__all__ = ["AXIS", "SequenceLayout", "joined", "layout_of", "ring_owners", "zigzag"]
 
 
 class SequenceLayout:
@@ -161,6 +161,11 @@ def zigzag(size: int, num_ranks: int) -> SequenceLayout:
     sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
     owners = [min(number, chunks - 1 - number) for number in range(chunks)]
     return layout_of(np.repeat(owners, sizes), num_ranks)
+
+
+def ring_owners(rank: int, num_ranks: int) -> list[int]:
+    """Return whose rows a rank has in each step of a ring in which all send theirs to the next rank: first its own."""
+    return [(rank - step) % num_ranks for step in range(num_ranks)]
 
 
 def joined(layouts: Sequence[SequenceLayout]) -> SequenceLayout:

@@ -14,7 +14,7 @@ import torch
 from unidist_context_parallel._torch.attention import kernel
 from unidist_context_parallel._torch.attention.blocks import Backward, Forward, Job
 from unidist_context_parallel._torch.divided.axis import ContextAxis
-from unidist_context_parallel.layout.sequence import SequenceLayout
+from unidist_context_parallel.layout.sequence import SequenceLayout, ring_owners
 
 Way = Literal["ring", "gather", "here"]
 
@@ -123,11 +123,11 @@ def _size(k: torch.Tensor, v: torch.Tensor, rows: int) -> int:
 def _around(axis: ContextAxis, layout: SequenceLayout, k: torch.Tensor, v: torch.Tensor) -> Any:
     """Yield the keys and values of each rank, this one's first, and its number."""
     present = _packed(k, v)
-    for step in range(axis.size):
-        rank = (axis.rank - step) % axis.size
+    owners = ring_owners(axis.rank, axis.size)
+    for step, rank in enumerate(owners):
         works: list[Any] = []
         if step < axis.size - 1:
-            following = present.new_empty(_size(k, v, layout.counts[(rank - 1) % axis.size]))
+            following = present.new_empty(_size(k, v, layout.counts[owners[step + 1]]))
             works = axis.start_shift(present, following)
         yield (*_unpacked(present, k, v, layout.counts[rank]), rank)
         for work in works:
