@@ -48,8 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Let Python's collector leave alone what was imported by now: frameworks are half a million objects."""
+    if getattr(session.config.option, "loadgroup", False) and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist ignores the groups of tests with this pytest: install pytest < 9.2")
     gc.collect()
     gc.freeze()
 
