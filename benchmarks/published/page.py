@@ -40,8 +40,9 @@ Of each kind of machine there is one set of constants, for all papers that used 
 
 Read close agreement with care. Sources were chosen, and choices were made between several ways to
 model rings and gathers, with these figures in view: the latencies and the 0.34 of Selene, the
-time of each product, the rate of attention, the peak of H100s. The 0.8 between hosts is fitted to
-VGG-16. The tolerances of the tests guard against changes; they are not a measure of accuracy.
+time of each product, the rate of attention, the peak of H100s, the 0.4 that gathers ahead of time
+gain. The 0.8 between hosts is fitted to VGG-16. The tolerances of the tests guard against changes;
+they are not a measure of accuracy.
 """
 
 

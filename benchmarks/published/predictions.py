@@ -17,7 +17,16 @@ from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.strategy import StrategySpec
 from unidist.strategy.plan import build, make_plan
-from unidist_pipeline.schedules import PipelineSize, ScheduleSpec, StageTimes, build_schedule
+from unidist_pipeline.schedules import (
+    ActionKind,
+    PipelineSize,
+    Schedule,
+    ScheduleSpec,
+    StageTimes,
+    build_schedule,
+)
+from unidist_pipeline.schedules.execution_model import Messages, steps_of
+from unidist_pipeline.schedules.playback import play
 from unidist_pipeline.simulation import Costs, simulate
 from unidist_planner.memory.comparison import estimate_line
 from unidist_planner.memory.transformer import Transformer
@@ -63,6 +72,12 @@ def figures() -> dict[str, Any]:
 
 def points(table: Mapping[str, Any]) -> list[Point]:
     """Return the points of one table of `figures.json`."""
+    return _points(table["id"])
+
+
+@cache
+def _points(table_id: str) -> list[Point]:
+    (table,) = (table for table in figures()["tables"] if table["id"] == table_id)
     predicted = KINDS[table["kind"]]
     return [
         Point(
@@ -186,6 +201,12 @@ def _scaling(row: Mapping[str, Any]) -> float:
 
 def _bubble(row: Mapping[str, Any]) -> float:
     """The part of the longest rank's span in which it does not compute, in percent (Qi et al. 2024, section 5.3)."""
+    schedule, costs = _of_stages(row)
+    return 100 * (1 - row["microbatches"] * sum(row["times"][:3]) / max(simulate(schedule, costs).spans))
+
+
+def _of_stages(row: Mapping[str, Any]) -> tuple[Schedule, Costs]:
+    """Return the schedule of a row with the times of a rank's stages, and these."""
     forward, backward_input, backward_weight, message = row["times"]
     times = StageTimes(forward, backward_input, backward_weight, message, row["kept"])
     registry = _plugins().registry(ScheduleSpec)
@@ -198,14 +219,35 @@ def _bubble(row: Mapping[str, Any]) -> float:
         stages_per_rank=stages,
         times=times if registry.get(row["schedule"]).searched else None,
     )
-    costs = Costs(
+    return schedule, Costs(
         forward=forward / stages,
         backward=(backward_input + backward_weight) / stages,
         backward_weight=backward_weight / stages,
         message=message,
     )
-    busy = row["microbatches"] * (forward + backward_input + backward_weight)
-    return 100 * (1 - busy / max(simulate(schedule, costs).spans))
+
+
+def _bubble_of_first_waits(row: Mapping[str, Any]) -> float:
+    """The same as the authors' script computes it for interleaved 1F1B.
+
+    Where a micro-batch goes on from the last rank to the first, and back, the script waits for the message of the first
+    micro-batch of each round only (`rank == 0` and `_rk == 0` in megatron/core/pipeline_parallel/interleave.py of
+    https://github.com/sail-sg/zero-bubble-pipeline-parallelism).
+    """
+    schedule, costs = _of_stages(row)
+    num_ranks, last = row["ranks"], schedule.num_stages - 1
+    steps = steps_of(schedule, Messages.ASYNCHRONOUS, duration=costs.for_stages(schedule.num_stages).duration)
+    for actions, list_of_rank in zip(schedule.ranks, steps, strict=True):
+        for index, action in enumerate(actions):
+            if action.microbatch is None or action.microbatch % num_ranks == 0:
+                continue
+            step = list_of_rank[index]
+            if action.kind is ActionKind.FORWARD and action.stage and action.stage % num_ranks == 0:
+                list_of_rank[index] = step._replace(needs=())
+            if action.kind is ActionKind.BACKWARD and action.stage < last and (action.stage + 1) % num_ranks == 0:
+                list_of_rank[index] = step._replace(needs=step.needs[:1])  # its own output
+    longest = max(ends[-1] for ends in play(steps).ends)
+    return 100 * (1 - row["microbatches"] * sum(row["times"][:3]) / longest)
 
 
 def _speed_up(row: Mapping[str, Any]) -> float:
@@ -238,6 +280,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "milliseconds": _milliseconds,
     "scaling": _scaling,
     "bubble": _bubble,
+    "bubble of first waits": _bubble_of_first_waits,
     "speed-up": _speed_up,
     "gigabytes": _gigabytes,
     "block": _block_millions,

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from planning_plugins import predicted, problem
 
 from benchmarks.published import page
-from benchmarks.published.predictions import Point, figures, points
+from benchmarks.published.predictions import Point, cluster, figures, points
+from unidist_planner.memory.transformer import Transformer
+from unidist_planner.step_time.search import search
+from unidist_planner.step_time.transformer import TransformerWork
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -66,3 +70,27 @@ def test_page_and_plot_are_what_the_figures_say() -> None:
 def test_every_constant_has_a_source() -> None:
     for machine in figures()["machines"].values():
         assert all(constant["source"] for constant in machine["constants"].values())
+
+
+GPT_175B, GPT_530B = (Transformer(96, 12288, 51200, 2048, heads=96), Transformer(105, 20480, 51200, 2048, heads=128))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch", "least"),
+    [
+        pytest.param(GPT_175B, 384, 1536, 1.05, marks=pytest.mark.soak),
+        pytest.param(GPT_175B, 768, 1536, 1.2, marks=pytest.mark.soak),
+        (GPT_175B, 1536, 1536, 1.5),
+        (GPT_530B, 640, 2560, 1.02),
+        (GPT_530B, 1120, 2240, 1.1),
+        (GPT_530B, 2240, 2240, 1.3),
+    ],
+)
+def test_plans_for_these_gpus_have_tensors_and_pipelines(
+    model: Transformer, gpus: int, batch: int, least: float
+) -> None:
+    """Narayanan et al. 2021, Table 2, for our own zero=3: it is slower than what a search finds, by `least` or more."""
+    given = problem(TransformerWork(model, batch, precision="fp16"), gpus, cluster=cluster("selene"))
+    best = search(given, "tensor=4").best[0]  # one of the sizes that a search tries: the result can only be better
+    assert best.axes["pipeline"] > 1
+    assert predicted("zero=3,activations=recompute", given).seconds > least * best.seconds

@@ -41,6 +41,8 @@ class Exchange:
         by_block: of gradients and parameters: each block is moved by itself, in `count` operations that together move
             it once. False: all at once, `count` times.
         beside: it goes on while the rank computes, so that only what takes longer than that costs time.
+        gained: of the time of an exchange beside arithmetic, the part that is gained; the rest is what it slows the
+            arithmetic down.
         tail_bytes: of each such exchange, what cannot begin before the computing has ended: the last bucket of
             gradients.
     """
@@ -54,6 +56,7 @@ class Exchange:
     scale: float = 1.0
     by_block: bool = False
     beside: bool = False
+    gained: float = 1.0
     tail_bytes: float = 0.0
 
 

@@ -237,16 +237,18 @@ class Outline:
     def _exchanges(self, *, repeated: Moment | None) -> Iterator[_Timed]:
         """Yield all exchanges. A rank that computes the passes of `repeated` again repeats their exchanges backward."""
         left = dict(self._computing)
-        left["update"] = left["backward"]  # gradients are exchanged while the last piece's backward pass runs
         overlap = self.problem.cluster.overlap
-        for item in self.step.exchanges:
+        # Gradients are exchanged while the last piece's backward pass runs, in the time that its own exchanges leave.
+        for item in sorted(self.step.exchanges, key=lambda item: item.moment == "update"):
+            if item.moment == "update" and "update" not in left:
+                left["update"] = left["backward"]
             timed = self._timing(item)
             if timed is None:
                 continue
             if repeated == item.moment and item.moved in ("border", "keys"):
                 yield replace(timed, moment="backward")
             if item.beside:
-                most = min(timed.seconds * overlap, timed.seconds - timed.tail)
+                most = min(timed.seconds * overlap * item.gained, timed.seconds - timed.tail)
                 timed.hidden = min(most, left[item.moment])
                 left[item.moment] -= timed.hidden
             yield timed
