@@ -26,8 +26,9 @@ class TestMpiCommunicator(CommunicatorConformance):
     engine = "mpi"
     sizes: ClassVar[Sequence[int]] = (1, 3)
     detects_mismatch = False  # MPI compares nothing
-    life_cycles = 20
+    life_cycles = 6
     seeds = (1,)
+    in_pairs = True  # ranks that wait keep their cores busy
 
     @pytest.fixture(autouse=True)
     def _use_pool(self, mpi_pool: Callable[..., MpiPool]) -> None:
@@ -69,7 +70,9 @@ class TestMpiCommunicator(CommunicatorConformance):
 
 @pytest.mark.soak
 class TestMpiCommunicatorOfOtherSizes(TestMpiCommunicator):
-    sizes = (2, 4)
+    sizes = (2, 3, 4)
+    life_cycles = 20
+    in_pairs = False
 
 
 def _die(communicator: Communicator, moment: str) -> None:
