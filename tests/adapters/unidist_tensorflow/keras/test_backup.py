@@ -50,7 +50,10 @@ def _fit(strategy: str, callbacks: list[Any]) -> tuple[list[int], Any]:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize("strategy", ["data", "accumulate=2", "zero=1", "zero=3"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["data", "zero=1", *(pytest.param(each, marks=pytest.mark.soak) for each in ("accumulate=2", "zero=3"))],
+)
 def test_an_interrupted_fit_resumes(pool: Pool, tmp_path: Path, strategy: str) -> None:
     def on_rank() -> None:
         with runtime("float64"):
