@@ -46,12 +46,24 @@ they are not a measure of accuracy.
 """
 
 
+_LEFT_OUT = """## Left out
+
+- What overlap gains in DDP (Li et al. 2020, VLDB: 38.0 and 35.2 % for ResNet-50 and BERT with NCCL,
+  26.8 and 21.5 % with Gloo): the batches of a GPU, on which it depends, are not known here.
+- Table 6 of Qi et al. 2024, and 14.6B and 28.3B in its Table 4: times of their stages are not known
+  here.
+- Measured sizes in ZeRO's Table 2: they depend on memory that is not of parameters.
+- AmoebaNet in GPipe: the split into stages is not published.
+- float8 products in torchtitan's rows of H100.
+"""
+
+
 def markdown() -> str:
     """Return the page."""
     parts = [_BEGIN, _summary()]
     for table in figures()["tables"]:
         parts.append(_section(table, points(table)))
-    parts.append(_constants())
+    parts += [_LEFT_OUT, _constants()]
     return "\n".join(parts)
 
 

@@ -134,7 +134,7 @@ class _Plugins:
     def __init__(self) -> None:
         self._manager = PluginManager().load()
         self.strategies: Registry[StrategySpec] = Registry("strategy")
-        for name in ("data", "zero", "accumulate", "activations", "pipeline", "tensor"):
+        for name in ("data", "zero", "accumulate", "activations", "pipeline", "tensor", "parameter_server"):
             self.strategies.add(self._manager.strategies.get(name))
         for cls in SYSTEMS:
             self.strategies.add(StrategySpec(cls.name, f"{cls.__module__}:{cls.__name__}", "of a paper"))
@@ -197,6 +197,22 @@ def _scaling(row: Mapping[str, Any]) -> float:
     """The time of one rank alone by that of all, in percent."""
     seconds: float = row["seconds"]
     return 100 * seconds / predicted(row)[1].seconds
+
+
+def _times_as_fast(row: Mapping[str, Any]) -> float:
+    """Steps in a second by those with the line `beside`."""
+    return predicted({**row, "line": row["beside"]})[1].seconds / predicted(row)[1].seconds
+
+
+def _samples(row: Mapping[str, Any]) -> float:
+    """Samples in a second for each rank of a pipeline whose ranks do not wait for each other between steps."""
+    longest = row["microbatches"] * sum(row["times"][:3]) / (1 - _bubble(row) / 100)
+    return 1e3 * row["microbatches"] * row["micro_batch"] / longest / row["ranks"]
+
+
+def _largest_billions(row: Mapping[str, Any]) -> float:
+    """Parameters of the largest model whose states fit into the memory of a rank, in billions."""
+    return row["gigabytes"] / _gigabytes({**row, "parameters": 1e9})
 
 
 def _bubble(row: Mapping[str, Any]) -> float:
@@ -281,6 +297,9 @@ KINDS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "scaling": _scaling,
     "bubble": _bubble,
     "bubble of first waits": _bubble_of_first_waits,
+    "times as fast": _times_as_fast,
+    "samples": _samples,
+    "largest": _largest_billions,
     "speed-up": _speed_up,
     "gigabytes": _gigabytes,
     "block": _block_millions,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from typing_extensions import override
@@ -21,6 +21,7 @@ from unidist.cost_model import (
     sequence_memory,
     sharded,
 )
+from unidist.cost_model.exchange_cost import BEHIND_BLOCKS
 from unidist.mesh import REPLICA_AXES, Divides
 from unidist.strategy import Plan, Strategy
 from unidist_tensor_parallel import planning as tensor_planning
@@ -112,4 +113,45 @@ class HorovodData(DataParallel):
         return allreduced(step, bucket_bytes=64 * 2**20)
 
 
-SYSTEMS = (DeepSpeed3, SequenceTensor, ContextGather, HorovodData)
+@dataclass(frozen=True)
+class BytePS(DataParallel):
+    """Gradients that each host adds up, and pushes to as many servers as there are hosts, while it fetches others.
+
+    Jiang et al. 2020 (BytePS, OSDI). Both directions of a link are used at the same time, so the fetch takes no longer.
+    """
+
+    name: ClassVar[str] = "byteps"
+
+    @override
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        per_host = problem.cluster.ranks_per_host
+        return step.exchanging(
+            Exchange(
+                "push",
+                "push",
+                REPLICA_AXES,
+                "gradients",
+                "update",
+                scale=1 / per_host,
+                beside=True,
+                tail_bytes=4e6,  # a partition, BYTEPS_PARTITION_BYTES
+                servers=problem.world_size // per_host,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class AsyncTensor(SequenceTensor):
+    """The same with exchanges in parts beside the products that need them (torchtitan's async TP)."""
+
+    name: ClassVar[str] = "async-tensor"
+
+    @override
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        before = step.exchanges
+        step = super().predict(step, plan, problem)
+        beside = (replace(item, beside=True, gained=BEHIND_BLOCKS) for item in step.exchanges[len(before) :])
+        return replace(step, exchanges=(*before, *beside))
+
+
+SYSTEMS = (DeepSpeed3, SequenceTensor, AsyncTensor, ContextGather, HorovodData, BytePS)

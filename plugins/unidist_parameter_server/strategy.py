@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
+from unidist.cost_model.memory_interface import EstimatesMemory
+from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
 from unidist.gradients.interface import GradientExchange
 from unidist.launcher import SideProcess
@@ -30,12 +32,14 @@ from unidist_parameter_server.steps import StoreSteps
 from unidist_parameter_server.store.shards import size_in_bytes
 
 if TYPE_CHECKING:
+    from unidist.cost_model import RankMemory, RankStep, SearchProblem, Workload
     from unidist.framework import Framework
     from unidist.gradients.buckets import ParameterInfo
     from unidist.gradients.options import ExchangeOptions
     from unidist.optim.interface import MakesInnerStep
     from unidist.runtime_api import RuntimeAPI
     from unidist_parameter_server.binding import ParameterServerBinding
+    from unidist_parameter_server.planning import Servers
     from unidist_parameter_server.workers.worker import WorkerOptions
 
 _MAX_SERVERS = 1000
@@ -51,6 +55,8 @@ class ParameterServer(
     SurvivesLoss,
     OutlivesRanks,
     OutlivesGenerations,
+    PredictsStepTime,
+    EstimatesMemory,
 ):
     """Keeps the parameters in one place, in memory that all ranks of a host share, to which workers push gradients.
 
@@ -191,6 +197,25 @@ class ParameterServer(
     @override
     def elastic_obstacle(self, plan: Plan) -> str:
         return ""
+
+    @override
+    def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        from unidist_parameter_server import planning
+
+        return planning.predicted(step, self._for_planning(), plan.mesh, problem)
+
+    @override
+    def estimate(self, memory: RankMemory, workload: Workload, plan: Plan) -> RankMemory:
+        from unidist_parameter_server import planning
+
+        return planning.estimated(memory, workload, self._for_planning(), plan.mesh)
+
+    def _for_planning(self) -> Servers:
+        from unidist_parameter_server.planning import Servers
+
+        return Servers(
+            self.servers, self.is_together, self.push_every, self.fetch_every, 1 + self.replicas, self.push == "grad"
+        )
 
     @override
     def tolerates_lost_ranks(self, plan: Plan) -> bool:

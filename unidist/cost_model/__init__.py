@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from unidist.cost_model.cluster import Cluster, Group
     from unidist.cost_model.collectives import Link, cost, fastest
     from unidist.cost_model.efficiency import Efficiency
-    from unidist.cost_model.exchange_cost import allreduced, sharded
+    from unidist.cost_model.exchange_cost import allreduced, served, sharded
     from unidist.cost_model.figures import (
         ActivationBytes,
         ActivationModel,
@@ -58,7 +58,7 @@ __all__ = [
     "MeasuredActivations", "ModelFigures", "Moment", "Operation", "Order", "ParameterFigures", "PieceWork", "Place",
     "Precision", "PredictsStepTime", "RankMemory", "RankStep", "RemainingRanks", "SearchProblem", "SizesModels", "Work",
     "WorkingMemory", "Workload", "allreduced", "cost", "divided_experts", "divided_sequence", "divisors",
-    "expert_memory", "fastest", "sequence_memory", "sharded", "unit_of",
+    "expert_memory", "fastest", "sequence_memory", "served", "sharded", "unit_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -67,7 +67,7 @@ __getattr__ = lazy_names(
         "cluster": "Cluster Group",
         "collectives": "Link cost fastest",
         "efficiency": "Efficiency",
-        "exchange_cost": "allreduced sharded",
+        "exchange_cost": "allreduced served sharded",
         "figures": (
             "ActivationBytes ActivationModel MeasuredActivations ModelFigures ParameterFigures Precision Workload "
             "unit_of"

@@ -49,7 +49,7 @@ class Cluster:
     efficiency_inside: Efficiency = WHOLE
     efficiency_between: Efficiency = BETWEEN_HOSTS
     rings: bool = True
-    _known: dict[tuple[Operation, float, Group], float] = field(
+    _known: dict[tuple[Operation, float, Group, int], float] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -76,7 +76,7 @@ class Cluster:
                 per_host *= Group.along(along, stride, self.ranks_per_host).per_host
         return Group(per_host, size // per_host)
 
-    def seconds(self, operation: Operation, num_bytes: float, group: Group) -> float:
+    def seconds(self, operation: Operation, num_bytes: float, group: Group, *, servers: int = 0) -> float:
         """Return the time of a collective, by the fastest algorithm on each level.
 
         Over several hosts it has two levels, as `unidist.hierarchical` does it: inside of each host, and between hosts
@@ -87,11 +87,16 @@ class Cluster:
             operation: which.
             num_bytes: the whole: what is given to a reduce-scatter, what comes out of an all-gather.
             group: from `group`.
+            servers: of a push and a fetch.
         """
-        asked = operation, num_bytes, group
+        asked = operation, num_bytes, group, servers
         found = self._known.get(asked)
         if found is None:  # a search asks for the same ones thousands of times
-            found = self._known[asked] = _seconds(self, operation, num_bytes, group)
+            if operation in ("push", "fetch"):
+                found = self._served(num_bytes, group, servers)
+            else:
+                found = _seconds(self, operation, num_bytes, group)
+            self._known[asked] = found
         return found
 
     def _inside(self, operation: Operation, num_bytes: float, num_ranks: int) -> float:
@@ -103,6 +108,22 @@ class Cluster:
         # A rank's own share of the host's link.
         reached = self.efficiency_between.at(num_bytes if whole is None else whole) / self.ranks_per_host
         return fastest(operation, num_hosts, num_bytes, _slower(self.between, reached))[1]
+
+    def _served(self, num_bytes: float, group: Group, servers: int) -> float:
+        """Return the time in which all ranks give everything to servers, or get it: links are as fast both ways.
+
+        The busiest link bounds it: that of a host whose ranks send most, or of one whose servers receive most. Servers
+        are spread over the hosts of the ranks, and what stays on a host takes none of its link.
+        """
+        if group.hosts == 1:
+            link = self.messages or self.inside
+            most = max(1.0, group.size / servers) * num_bytes
+            return link.latency + most / (link.bandwidth * self.efficiency_inside.at(num_bytes))
+        fewest, more = divmod(servers, group.hosts)
+        sent = group.per_host * num_bytes * (1 - fewest / servers)
+        received = (group.size - group.per_host) * num_bytes * (fewest + bool(more)) / servers
+        bandwidth = self.between.bandwidth * self.efficiency_between.at(num_bytes)
+        return self.between.latency + max(sent, received) / bandwidth
 
     def _ring(self, operation: Operation, num_bytes: float, group: Group) -> float:
         """Return the time of a ring through all hosts: each link passes p - 1 messages, the slowest one bounds it."""
@@ -166,6 +187,8 @@ def _two_levels(cluster: Cluster, operation: Operation, num_bytes: float, group:
             )
         case "sendrecv":  # neighbours: the slowest of the pairs crosses hosts
             return cluster._between(operation, num_bytes, 2)
+        case "push" | "fetch":
+            raise AssertionError(f"a {operation} goes to servers")
 
 
 def _slower(link: Link, factor: float) -> Link:

@@ -12,9 +12,9 @@ BEHIND_BLOCKS = 0.4
 """Of the gathers and reduce-scatters of stage 3, the part of the time that is gained by prefetching them.
 
 Block by block they are as busy as the computing beside them, which they slow down: collectives take multiprocessors and
-memory bandwidth from products. Lee et al. 2025 (https://arxiv.org/abs/2507.03114, abstract) measured on A100, H100 and
-MI250, on average, products that are 18.9 % slower, and runs without overlap that are 10.2 % slower than those with it.
-If all exchanges are behind arithmetic, C becomes 1.189 C, and C + E is 1.102 of that: E is 0.31 C, of which 0.12 C are
+memory bandwidth from products. On A100, H100 and MI250 products of GPT and LLaMA are on average 18.9 % slower beside
+collectives, and runs without overlap 10.2 % slower than those with it (https://arxiv.org/abs/2507.03114, abstract). If
+all exchanges are behind arithmetic, C becomes 1.189 C, and C + E is 1.102 of that: E is 0.31 C, of which 0.12 C are
 gained, 0.39 of it. FSDP on 512 A100 (https://arxiv.org/abs/2304.11277, section 5.4) fits to that: see
 docs/published.md.
 """
@@ -31,6 +31,43 @@ def allreduced(step: RankStep, *, beside: bool = True, bucket_bytes: float = BUC
     return step.exchanging(
         Exchange("gradients", "allreduce", REPLICA_AXES, "gradients", "update", beside=beside, tail_bytes=bucket_bytes)
     )
+
+
+def served(
+    step: RankStep,
+    *,
+    servers: int,
+    waiting: float = 1.0,
+    push_every: float = 1.0,
+    fetch_every: float = 1.0,
+    copies: int = 1,
+) -> RankStep:
+    """Return the step with a push of the gradients to servers, and a fetch of the parameters from them.
+
+    Each rank sends its gradients once, against 2 (p-1)/p times of an all-reduce, but each server receives those of all
+    ranks (Li et al. 2014, https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu). What servers
+    compute is not counted.
+
+    Args:
+        step: without it.
+        servers: how many, on the hosts of the ranks.
+        waiting: the part of these times that a rank waits for; the rest, in which the links carry what is of other
+            ranks, goes on beside arithmetic. 1 where all ranks push at the same time.
+        push_every: in how many updates.
+        fetch_every: likewise.
+        copies: servers that get each push.
+    """
+    beside = waiting < 1
+    return step.exchanging(
+        Exchange(
+            "push", "push", REPLICA_AXES, "gradients", "update", 1 / push_every, copies,
+            beside=beside, gained=1 - waiting, servers=servers,
+        ),
+        Exchange(
+            "fetch", "fetch", REPLICA_AXES, "parameters", "update", 1 / fetch_every,
+            beside=beside, gained=1 - waiting, servers=servers,
+        ),
+    )  # fmt: skip
 
 
 def sharded(

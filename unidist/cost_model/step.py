@@ -14,8 +14,11 @@ from typing_extensions import override
 
 from unidist.cost_model.memory import changed
 
-Operation = Literal["allreduce", "reducescatter", "allgather", "broadcast", "sendrecv", "alltoall"]
-"""What an exchange is, in the words of `unidist.communicator`; a message and its receipt are one "sendrecv"."""
+Operation = Literal["allreduce", "reducescatter", "allgather", "broadcast", "sendrecv", "alltoall", "push", "fetch"]
+"""What an exchange is, in the words of `unidist.communicator`; a message and its receipt are one "sendrecv".
+
+With "push" each rank gives all of it to servers, each of which has a part. With "fetch" it gets all of it from them.
+"""
 
 Moved = Literal["gradients", "parameters", "border", "keys"]
 """What an exchange moves: all gradients or parameters of the rank's part of the model, what one block of the model
@@ -37,7 +40,7 @@ class Exchange:
         moment: when. A border, and keys, are moved `count` times for each block that the rank has and each piece of the
             batch.
         count: how often.
-        scale: of a border or keys, what is moved in each operation is so many times as large.
+        scale: what is moved in each operation is so many times as large.
         by_block: of gradients and parameters: each block is moved by itself, in `count` operations that together move
             it once. False: all at once, `count` times.
         beside: it goes on while the rank computes, so that only what takes longer than that costs time.
@@ -45,6 +48,7 @@ class Exchange:
             arithmetic down.
         tail_bytes: of each such exchange, what cannot begin before the computing has ended: the last bucket of
             gradients.
+        servers: of a push and a fetch, how many there are.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Exchange:
     beside: bool = False
     gained: float = 1.0
     tail_bytes: float = 0.0
+    servers: int = 0
 
 
 class Order(ABC):

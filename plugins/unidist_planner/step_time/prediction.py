@@ -140,6 +140,8 @@ class _Timed:
         """Words for people."""
         often = f"{self.times:g} x " if self.times != 1 else ""
         said = f"{self.item.operation} of {often}{_size(self.num_bytes)} over {_described(self.group)}"
+        if self.item.servers:
+            said += f" and {self.item.servers} servers"
         return f"{said}, {self.hidden:.2g} of {self.seconds:.2g} s behind arithmetic" if self.hidden else said
 
 
@@ -262,22 +264,26 @@ class Outline:
         units = self.problem.work.num_blocks * self.step.blocks
         if item.moved in ("border", "keys"):
             elements = self._piece.border if item.moved == "border" else self._piece.keys
-            num_bytes = elements * self.step.tokens * item.scale * self.memory.activations.itemsize
+            num_bytes = elements * self.step.tokens * self.memory.activations.itemsize
             times = item.count * units
         elif item.moved == "gradients":
             num_bytes, times = model.num_trained * share * self.memory.gradients.bytes_each, item.count
         else:
             num_bytes, times = model.parameters * share * self.memory.parameters.bytes_each, item.count
+        num_bytes *= item.scale
         if item.by_block:
             num_bytes, times = num_bytes / units / item.count, item.count * units
-        seconds = cluster.seconds(item.operation, num_bytes, group)
+        seconds = cluster.seconds(item.operation, num_bytes, group, servers=item.servers)
         if item.axis == REPLICA_AXES and self.step.experts:
             part, fewer = self.step.experts, self._group(SHARD_REPLICA_AXES)
             seconds = cluster.seconds(item.operation, num_bytes * (1 - part), group)
             seconds += cluster.seconds(item.operation, num_bytes * part, fewer) if fewer.size > 1 else 0.0
         if not seconds:
             return None
-        tail = cluster.seconds(item.operation, min(num_bytes, item.tail_bytes), group) if item.tail_bytes else 0.0
+        tail = 0.0
+        if item.tail_bytes:
+            least = min(num_bytes, item.tail_bytes)
+            tail = cluster.seconds(item.operation, least, group, servers=item.servers)
         return _Timed(item, item.moment, num_bytes, times, group, times * seconds, min(tail, seconds))
 
     def _group(self, axis: str) -> Group:

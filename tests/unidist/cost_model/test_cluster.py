@@ -138,3 +138,13 @@ def test_one_rank_exchanges_nothing() -> None:
 def test_numbers_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         replace(CLUSTER, **wrong)  # type: ignore[arg-type]  # names of fields
+
+
+def test_pushes_are_bounded_by_the_busiest_link() -> None:
+    n = 1e9
+    inside = Group(8, 1)  # a server of one host receives what 8 ranks send, each by its own connection
+    assert CLUSTER.seconds("push", n, inside, servers=2) == pytest.approx(1e-6 + 4 * n / 100e9)
+    assert CLUSTER.seconds("push", n, inside, servers=16) == pytest.approx(1e-6 + n / 100e9)
+    hosts = Group(8, 4)  # 8 ranks of a host send all but the fourth that stays
+    assert CLUSTER.seconds("push", n, hosts, servers=4) == pytest.approx(10e-6 + 8 * n * 3 / 4 / 10e9)
+    assert CLUSTER.seconds("fetch", n, hosts, servers=1) == pytest.approx(10e-6 + 24 * n / 10e9)
