@@ -246,7 +246,7 @@ def _simulated(source: _Source, num_ranks: int, num_microbatches: int, forward: 
 @lru_cache(maxsize=4096)
 def _peak(source: _Source, num_ranks: int, num_microbatches: int) -> float:
     costs = _costs(source, 1 / 3, 0.0)
-    schedule = _built(source, num_ranks, num_microbatches, _times(source, costs))
+    schedule = _built(source, num_ranks, num_microbatches, _times(source, costs), messages=False)
     return max(peak_activations(schedule, costs.for_stages(schedule.num_stages)))
 
 
@@ -270,7 +270,9 @@ def _times(source: _Source, costs: Costs) -> StageTimes:
 
 
 @lru_cache(maxsize=1024)
-def _built(source: _Source, num_ranks: int, num_microbatches: int, times: StageTimes) -> Schedule:
+def _built(
+    source: _Source, num_ranks: int, num_microbatches: int, times: StageTimes, *, messages: bool = True
+) -> Schedule:
     searched = source.spec.searched
     limit = None if source.limit_each is None else max(1.0, source.limit_each * num_ranks)
     return build_schedule(
@@ -282,6 +284,7 @@ def _built(source: _Source, num_ranks: int, num_microbatches: int, times: StageT
         times=times if searched else None,
         limit=limit if searched else None,
         validated=False,  # a plan looks at hundreds of sizes; the ranks validate the one that they run
+        messages=messages,
     )
 
 

@@ -27,7 +27,7 @@ def complete(name: str, size: PipelineSize, placement: Sequence[int], compute: S
 
     Args:
         name: of the schedule.
-        size: for what it was made.
+        size: for what it was made; without messages if it says so.
         placement: the rank of each stage.
         compute: for each rank, its forwards and backwards in order.
 
@@ -35,6 +35,8 @@ def complete(name: str, size: PipelineSize, placement: Sequence[int], compute: S
         ScheduleError: the lists cannot be run in their order, or refer to stages or micro-batches that do not exist.
     """
     _check_names(name, size, placement, compute)
+    if not size.messages:
+        return Schedule(name, size.num_microbatches, tuple(placement), tuple(map(tuple, compute)))
     inbound = _messages(name, placement, compute)
     ranks = []
     for actions, messages in zip(compute, inbound, strict=True):

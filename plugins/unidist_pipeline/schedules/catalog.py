@@ -19,6 +19,7 @@ def build_schedule(
     times: StageTimes | None = None,
     limit: float | None = None,
     validated: bool = True,
+    messages: bool = True,
 ) -> Schedule:
     """Return the schedule called `name`, built for a size and validated. Pure: every rank gets the same.
 
@@ -31,6 +32,7 @@ def build_schedule(
         times: for a schedule that is searched; default: forward and both parts of a backward take equally long.
         limit: likewise, the micro-batches that a rank may hold; default: the schedule's own.
         validated: False only to look at it, never to run it: validating takes longer than building.
+        messages: see `PipelineSize`; without them nothing is validated.
 
     Raises:
         ConfigurationError: there is no such schedule, it does not exist for this size, or it is not searched.
@@ -48,6 +50,7 @@ def build_schedule(
         spec.stages_per_rank if stages_per_rank is None else stages_per_rank,
         times or StageTimes(),
         limit,
+        messages,
     )
     whose = f"schedule {name!r} of plugin {registry.origin_of(name)}"
     function = spec.load()
@@ -57,7 +60,7 @@ def build_schedule(
         schedule = function(size)
         if not isinstance(schedule, Schedule):
             raise PluginError(f"{whose}: {spec.path!r} returned {type(schedule).__name__}; return a Schedule.")
-        if validated:
+        if validated and messages:
             validate(schedule)
     except ScheduleError as exc:
         raise PluginError(f"{whose}, for {size}: {exc}") from exc

@@ -147,6 +147,8 @@ class PipelineSize:
         stages_per_rank: stages that each rank holds; the model is cut into `num_ranks * stages_per_rank` of them.
         times: for schedules that are searched (`ScheduleSpec.searched`); others do not look at them.
         limit: likewise, the micro-batches that a rank may hold; None: the schedule's own.
+        messages: False if only the order of computing matters: then `complete` leaves out the rest. Such a schedule can
+            neither be run nor simulated, but it tells what each rank holds.
 
     Raises:
         ConfigurationError: one of them is below 1.
@@ -157,6 +159,7 @@ class PipelineSize:
     stages_per_rank: int = 1
     times: StageTimes = StageTimes()
     limit: float | None = None
+    messages: bool = True
 
     def __post_init__(self) -> None:
         for name in ("num_ranks", "num_microbatches", "stages_per_rank"):

@@ -15,6 +15,8 @@ from unidist_pipeline.schedules.catalog import build_schedule
 from unidist_pipeline.schedules.classic import gpipe
 from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule
 from unidist_pipeline.schedules.registration import ScheduleSpec
+from unidist_pipeline.simulation.costs import Costs
+from unidist_pipeline.simulation.simulator import peak_activations, simulate
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +125,18 @@ def test_a_schedule_that_is_only_looked_at_is_not_validated(others: Registry[Sch
     assert looked_at.num_stages == 2
     with pytest.raises(PluginError, match=r"asked for .* but it returned"):  # the planner would price another size
         build_schedule("small", others, num_ranks=2, num_microbatches=2, validated=False)
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (4, 7), (3, 12)])
+def test_without_messages_the_order_of_computing_and_what_is_held_are_the_same(
+    registry: Registry[ScheduleSpec], ranks: int, microbatches: int
+) -> None:
+    for spec in registry:
+        whole, bare = (
+            build_schedule(spec.name, registry, num_ranks=ranks, num_microbatches=microbatches, messages=messages)
+            for messages in (True, False)
+        )
+        assert bare.compute() == whole.compute()
+        assert bare.ranks == tuple(map(tuple, bare.compute()))
+        costs = Costs(kept_for_weight=0.4).for_stages(whole.num_stages)
+        assert peak_activations(bare, costs) == simulate(whole, costs.costs).peak_activations
