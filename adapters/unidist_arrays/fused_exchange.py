@@ -96,7 +96,7 @@ class FusedExchange:
             for served in (self._take_part, self._take_part_in_flush, update.end_pass):
                 self._announcements.append(context.current().announcements.register(served))
 
-    def _follow(self) -> None:
+    def follow(self) -> None:
         """In an elastic job, go on in the present generation of the world. Collective if it is a new one.
 
         Graphs that were traced before hold on to this object, so it stays, and moves to the new communicator.
@@ -134,7 +134,7 @@ class FusedExchange:
 
         Full buckets are exchanged from now on. Collective as `run` is: the ranks take the same ones early.
         """
-        self._follow()
+        self.follow()
         slices = self._prepare(own)
         # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
         for place in sorted(own, reverse=True):
@@ -145,12 +145,12 @@ class FusedExchange:
 
     def accumulate_steps(self, steps: int) -> None:
         """Let the next update take this many steps; collective in an elastic job whose world has changed."""
-        self._follow()
+        self.follow()
         self.update.accumulate_steps(steps)
 
     def flush(self) -> ExchangeResult | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""
-        self._follow()
+        self.follow()
         self._prepare({})
         if self._announcements:
             self._announcements[1].announce()
@@ -251,7 +251,7 @@ class FusedExchange:
 
     def prepare(self) -> None:
         """Agree with the other ranks on the variables before the first exchange. Collective."""
-        self._follow()
+        self.follow()
         self._prepare({})
 
     def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:

@@ -1,11 +1,11 @@
 """What adapters share whose framework is a backend of Keras.
 
-Callbacks, backups, checkpoints, `fit` in elastic jobs, and optimizers whose class is changed.
+Callbacks, backups, checkpoints, `fit` in elastic jobs, optimizers whose class is changed, and seeds.
 
 Knows Keras, and no backend. `callbacks` does not import Keras: an adapter mixes its classes into those of the Keras
 that it binds. Adapters and plugins may import the modules listed here.
 """
 
 __all__ = [
-    "arguments", "backup", "callbacks", "checkpoint", "elastic_fit", "elementwise", "mixin", "unsharded_data",
+    "arguments", "backup", "callbacks", "checkpoint", "elastic_fit", "elementwise", "mixin", "seeds", "unsharded_data",
 ]  # fmt: skip

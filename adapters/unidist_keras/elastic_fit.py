@@ -51,6 +51,9 @@ class ElasticFit(ABC):
         self._epochs_before = 0  # of earlier calls of `fit`
         model.fit = self.fit
 
+    keeps_division = False
+    """The adapter goes on with a model that is divided, see `unidist.strategy.KeepsDivision`."""
+
     @abstractmethod
     def data_of(self, x: Any) -> Redistributable | None:
         """Return the data that can be redistributed, given the first argument of `fit`; None if there is none."""
@@ -120,6 +123,11 @@ class ElasticFit(ABC):
                 "elastic=True, and fit runs inside of a function of ud.elastic.run, which makes training elastic "
                 "itself: leave one out"
             )
+        if data is None and self._plan.divides_model:
+            raise UsageError(
+                "this job is elastic, and strategies divide the model: fit's data has to come from ud.shard(..., "
+                "batch_size=...), which can divide the samples again when ranks change. Or use ud.elastic.run"
+            )
         if data is None and self._choice is None:
             _log.warning(
                 "this job is elastic, but the loss of a rank will end it: fit does not train on data of "
@@ -146,7 +154,7 @@ class ElasticFit(ABC):
                     "of ud.shard(). Make it once, before the first fit"
                 )
             return self._training
-        passes = passes_of_step(self._plan)
+        passes = passes_of_step(self._plan, keeps_division=self.keeps_division)
         membership: Member | None = context.current().membership
         policy = self._choice if isinstance(self._choice, Policy) else Policy()
         self._data = data

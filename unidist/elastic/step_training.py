@@ -318,11 +318,13 @@ def _check_division(plan: Plan, *, keeps_division: bool) -> None:
     dividing = [item.name for item in plan.strategies if item.axis not in (None, DATA_AXIS) and item.axis_size != 1]
     unable = [item.name for item in plan.strategies if item.name in dividing and not isinstance(item, KeepsDivision)]
     if unable or not keeps_division:
-        how = "the strategy" if unable else "this framework's step"
+        names, how = unable or dividing, "the strategy" if unable else "this framework's step"
+        what = {part for item in plan.strategies if item.name in names for part in item.axis_divides}
+        thing = "the model" if "model" in what else "the tokens of each sample"
         raise ConfigurationError(
-            f"elastic=True, and {' and '.join(unable or dividing)} divides the model: when ranks change, {how} cannot "
-            "go on with a model that is divided. PyTorch's TrainStep can, with pipeline and tensor. Leave elastic= "
-            "out, or the strategy"
+            f"elastic=True, and {' and '.join(names)} divides {thing}: when ranks change, {how} cannot go on with "
+            "that. PyTorch's TrainStep can with pipeline and tensor, and fit of Keras on TensorFlow with tensor. Leave "
+            "elastic= out, or the strategy"
         )
     differing = [item.name for item in plan.strategies if isinstance(item, OutlivesGenerations)]
     if differing:

@@ -72,8 +72,9 @@ def planned_update(
         check_plan(plan)
         if plan.divides_model and not keeps_division:
             raise ConfigurationError(
-                "this job is elastic, and strategies divide the model: only PyTorch's TrainStep(model, optimizer, "
-                "loss_fn), with batches of ud.shard(), goes on with such a model when ranks change. Use it, or launch "
+                "this job is elastic, and strategies divide the model. With such a model only PyTorch's "
+                "TrainStep(model, optimizer, loss_fn) with batches of ud.shard() goes on when ranks change, and, if "
+                "tensor divides it, distribute(model, optimizer) of Keras on TensorFlow. Use one of these, or launch "
                 "without --min-np, --max-np and --host-discovery-script."
             )
         if options is not None and options.process_set is not None:

@@ -17,6 +17,7 @@ from unidist.optim.update import Update
 from unidist_keras.checkpoint.names import stable_paths
 from unidist_keras.checkpoint.optimizer import OptimizerState
 from unidist_keras.checkpoint.tensors import dtype_of, piece_of, read_into
+from unidist_keras.seeds import seeds_of
 
 
 class KerasStates(FrameworkStates):
@@ -127,9 +128,7 @@ class KerasRandom(RandomState):
         super().__init__(rank)
         self._variables: dict[str, Any] = {}
         for prefix, model in models.items():
-            known = {id(each) for each in [*model.weights, *getattr(model, "metrics_variables", ())]}
-            seeds = [each for each in model.variables if id(each) not in known]
-            for number, variable in enumerate(seeds):
+            for number, variable in enumerate(seeds_of(model)):
                 self._variables[f"keras.seed.{prefix}.{number}"] = variable
         self._variables.update(self.others())
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from typing_extensions import override
 
 from unidist.elastic.batches import BatchShare, Position, SampleOrder
-from unidist.elastic.step_training import Progress, Redistributable
+from unidist.elastic.step_training import Progress, Redistributable, sample_place
 from unidist.mesh import SAMPLE_AXES
 from unidist.runtime import context
 from unidist_tensorflow.elastic.shuffling import shuffle_identically
@@ -65,10 +65,10 @@ class ElasticDataset(Redistributable):
     def take_share(self) -> BatchShare | None:
         """Return the next batches, joined to one of all their samples."""
         assert self._progress is not None, "somebody trains on it"
-        now, place = self._progress(), context.current().topology
-        state = (now.position, now.global_batch, place.rank, place.world_size)
+        now, (rank, size) = self._progress(), sample_place(context.current())
+        state = (now.position, now.global_batch, rank, size)
         if state != self._expected:
-            self._shares = self._shares_from(now.position, now.global_batch, place.rank, place.world_size)
+            self._shares = self._shares_from(now.position, now.global_batch, rank, size)
             self._is_moved = True
         self._taken = deque(islice(self._shares, self.shares_per_take))
         first, last = self._taken[0], self._taken[-1]

@@ -22,6 +22,7 @@ from unidist.elastic.step_training import Policy
 from unidist.errors import PeerLostError
 from unidist.runtime import context
 from unidist_tensorflow.checkpoint.states import KerasStates
+from unidist_tensorflow.elastic.divided import DividedModelHandler, DividedOptimizerHandler, SeedsHandler
 from unidist_tensorflow.memory import DTYPES, Array, array_of
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.operations.graph import take_failure
@@ -89,7 +90,9 @@ class _Variables(Handler):
         else:
             memory = self._previous if self._keeps_previous else self._saved
             tensors = map(tf.convert_to_tensor, variables)
-            copies = [_copied(tensor, into) for tensor, into in itertools.zip_longest(tensors, memory[: len(variables)])]
+            copies = [
+                _copied(tensor, into) for tensor, into in itertools.zip_longest(tensors, memory[: len(variables)])
+            ]
             self._saved, self._previous = copies, self._saved if self._keeps_previous else []
 
     def restore(self) -> None:
@@ -163,15 +166,32 @@ class TensorFlowKerasState(ObjectState):
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self.backend = backend
-        self._is_sharded = has_sharded_state(self.optimizer)
+        runtime = context.current() if context.is_initialized() else None
+        self._is_divided = runtime is not None and runtime.is_elastic and runtime.plan.divides_model
+        self._is_sharded = not self._is_divided and has_sharded_state(self.optimizer)
         bound = getattr(self.optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
         handlers = update_handlers({"optimizer": getattr(bound, "_update", None)})
-        if self._is_sharded:
+        if self._is_divided:
+            handlers |= {
+                "model": DividedModelHandler(model),
+                "optimizer": DividedOptimizerHandler(self.optimizer, model),
+                "seeds": SeedsHandler(model),
+            }
+        elif self._is_sharded:
             handlers["optimizer"] = _sharded_optimizer(self.optimizer, model)
         else:
             self._build_optimizer()
-        handlers["all_variables"] = _Variables(self._variables, keeps_previous=self._is_sharded)
+        if not self._is_divided:
+            handlers["all_variables"] = _Variables(self._variables, keeps_previous=self._is_sharded)
         super().__init__(handlers=handlers, **values)
+
+    @override
+    def sync(self) -> None:
+        super().sync()
+        if self._is_divided:
+            seeds = self._handlers["seeds"]
+            assert isinstance(seeds, SeedsHandler)
+            seeds.share_in_replica(context.current(), has_values=self.has_values)
 
     def _build_optimizer(self) -> None:
         """Build it in an elastic job: a rank that joins later needs the variables that the others send it."""

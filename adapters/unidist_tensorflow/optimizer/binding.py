@@ -146,6 +146,16 @@ class Binding:
             elif self.inner.is_built:
                 self.inner.divide_again(self.exchange)
 
+    def rebind(self) -> None:
+        """Go on in the present generation of an elastic job now, which otherwise the next update does. Collective.
+
+        For the optimizer of a model that is divided: ranks that have joined bind theirs at the same time.
+        """
+        self._set_up()
+        assert self._exchange is not None
+        self._exchange.follow()
+        self.build_to_load()
+
     def exchange(self) -> FusedExchange:
         """Return the exchange of this optimizer's gradients, agreed on by all ranks. Collective the first time."""
         self.broadcast_initial()

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unidist.checkpoint.format.interface import placements_of
 from unidist.elastic.step_training import Policy, passes_of_step
-from unidist.errors import UsageError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.compression import GradientCompressor
 from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_passes
 from unidist.horovod_api.reduce_ops import Op
@@ -33,12 +33,15 @@ from unidist_tensorflow.optimizer.mixin import bind
 from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide
+from unidist_tensorflow.training.divided_training import Divide, DividedTraining
 from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
 from unidist_tensorflow.training.step_runner import StepRunner
 from unidist_tensorflow.training.unsharded_data import warn_in_fit
 from unidist_tensorflow.training.verification import attach, checkpoint_check, output_check
 from unidist_tensorflow.training.waiting import measure_fit
+
+_DIVIDED = "_unidist_divided_training"
 
 
 def distribute(
@@ -82,23 +85,39 @@ def distribute(
         NotInitializedError: `init()` was not called.
         UsageError: no optimizer, one that is distributed already, or a model compiled with jit_compile=True.
     """
-    plan = context.current().plan_for(strategy)
+    runtime = context.current()
+    plan = runtime.plan_for(strategy)
+    keeps_division = runtime.is_elastic and plan.divides_model
     if elastic:
-        passes_of_step(plan)
+        passes_of_step(plan, keeps_division=True)
     chosen = _chosen_optimizer(model, optimizer)
-    model, bound = bind_model(model, chosen, plan, average=averages(op))
+    if keeps_division and elastic is False:
+        raise ConfigurationError(
+            "this job is elastic, and strategies divide the model: distribute(elastic=False) cannot go on when ranks "
+            "change. Leave elastic= out"
+        )
+    if keeps_division:
+        bound = _bind_divided(model, chosen, strategy, average=averages(op))
+    else:
+        model, bound = bind_model(model, chosen, plan, average=averages(op))
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     runs = plan.find(RunsSteps)
     if runs is None:
         _prepare_fit(model, bound)
-        if context.current().membership is not None:
-            ElasticFit(model, bound, plan, elastic, lambda inputs: build_on_all_ranks(model, bound, inputs))
+        if runtime.is_elastic:
+            ElasticFit(
+                model,
+                bound,
+                plan,
+                elastic,
+                prepare=lambda inputs: None if keeps_division else build_on_all_ranks(model, bound, inputs),
+            )
     else:
         runner = runs.step_runner(TensorFlowFramework(), context.current())(model, None, bound)
         assert isinstance(runner, StepRunner), f"{type(runner).__qualname__} is no runner of Keras models"
         runner.prepare_fit()
-    if context.current().membership is None:
+    if not runtime.is_elastic:
         measure_fit(model)
         warn_in_fit(model)
     return model, bound
@@ -111,7 +130,26 @@ def _chosen_optimizer(model: Any, optimizer: Any) -> Any:
     return chosen
 
 
-def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) -> tuple[Any, Any]:
+def _bind_divided(model: Any, optimizer: Any, strategy: StrategyLike, *, average: bool) -> Any:
+    """Divide a model of an elastic job in place, on this rank maybe later; returns the optimizer. Collective."""
+
+    def bind_by(plan: Plan, divide: Divide | None) -> None:
+        bind_model(model, optimizer, plan, average=average, keeps_division=True, divide=divide)
+
+    divided = DividedTraining(model, optimizer, strategy, bind_by)
+    model.__dict__[_DIVIDED] = divided  # which generations refer to weakly
+    return optimizer
+
+
+def bind_model(
+    model: Any,
+    optimizer: Any,
+    plan: Plan,
+    *,
+    average: bool = True,
+    keeps_division: bool = False,
+    divide: Divide | None = None,
+) -> tuple[Any, Any]:
     """Bind the optimizer of a model that the plan distributes; returns both, as this rank has them. Collective.
 
     Args:
@@ -119,18 +157,23 @@ def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) 
         optimizer: of Keras 3, for its variables; afterwards for those that this rank holds.
         plan: of the run.
         average: gradients are averaged over the ranks, else added up.
+        keeps_division: the caller rebinds a divided model in each generation of an elastic job.
+        divide: returns this rank's part of the model as the others hold theirs already, whose values are to be loaded;
+            then nothing is copied from rank 0. None: the plan divides it on all ranks now.
     """
     runtime = context.current()
     check_can_distribute()
     check_plain(optimizer)
     check_deferred(model, plan)
     divided = bool(plan.model_axes)
-    if divided:
+    if divided and divide is None:
         prepare_to_divide(model, optimizer, runtime)
-    outputs = output_check(model, runtime, plan)
-    model = plan.prepare(model, runtime)
+    outputs = output_check(model, runtime, plan) if divide is None else None
+    model = plan.prepare(model, runtime) if divide is None else divide()
     framework = TensorFlowFramework()
-    update = planned_update(runtime, plan, framework, average=average, places=placements_of(model))
+    update = planned_update(
+        runtime, plan, framework, average=average, places=placements_of(model), keeps_division=keeps_division
+    )
     if model.dtype_policy.name == "mixed_float16" and not scales_loss(optimizer) and update.scaler is None:
         if divided:
             raise UsageError(
@@ -149,6 +192,8 @@ def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) 
         attach(outputs, model)
     bound._unidist.belongs_to(lambda: model.trainable_variables)
     if divided:
+        if divide is not None:
+            bound._unidist.build_to_load()
         bound._unidist.build_early(model.trainable_variables)
     elif runtime.topology.world_size > 1:
         _make_equal(model, bound._unidist)

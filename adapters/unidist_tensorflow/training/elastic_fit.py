@@ -31,6 +31,8 @@ class ElasticFit(elastic_fit.ElasticFit):
         prepare: builds the model for a batch of inputs. Collective.
     """
 
+    keeps_division = True
+
     def __init__(
         self,
         model: Any,
@@ -60,6 +62,8 @@ class ElasticFit(elastic_fit.ElasticFit):
 
     @override
     def warm_up(self, data: Redistributable, x: Any) -> None:
+        if self._plan.divides_model:
+            return  # of which this rank still holds all, and will hold another part: that is another function
         with self.taking_steps():
             assert self._batches_of is not None, "prepared"
             self._batches_of.take_share_alone()

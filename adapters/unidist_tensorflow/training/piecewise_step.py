@@ -32,10 +32,10 @@ class PiecewiseTrainStep:
         self._model, self._optimizer, self._data = model, optimizer, data
         # If ranks can compute only together, one without samples computes with a sample that has no weight.
         self._together = kept_state(model) is not None
-        optimizer._unidist.takes_pieces()
 
     def __call__(self, data: Any) -> Any:
         """Train on one batch; returns the logs of its last micro-batch, which Keras' metrics accumulate."""
+        self._optimizer._unidist.takes_pieces()
         specs = [tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None], tf.float64)]
         bounds, weights = host_node(self._begin, [], specs, name="unidist_pieces_of_a_batch")
         if tf.executing_eagerly():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,6 +16,7 @@ from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, PlacesParameter
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError
 from unidist_keras.checkpoint import stable_paths
+from unidist_keras.seeds import differ_in_replica
 from unidist_tensor_parallel._keras.describe import candidates, describe, heads_of, why_whole
 from unidist_tensor_parallel._keras.flow import Flow, is_element_wise
 from unidist_tensor_parallel._keras.global_norm import GlobalNorms
@@ -33,8 +35,8 @@ from unidist_tensor_parallel._keras.layers.cut import (
     become,
     cut_variable,
 )
-from unidist_tensor_parallel._keras.sequence import cut_blocks, find_blocks
-from unidist_tensor_parallel.binding import TensorBinding
+from unidist_tensor_parallel._keras.sequence import Blocks, cut_blocks, find_blocks
+from unidist_tensor_parallel.binding import KeepsCuts, TensorBinding
 from unidist_tensor_parallel.layout.cuts import AXIS, Cut, Heads, even
 from unidist_tensor_parallel.layout.roles import Assignment, Role, assign, automatic, report
 from unidist_tensorflow.memory import array_of, buffer_of_array
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
     from unidist_tensor_parallel.strategy import Tensor
 
+_CUT = "_unidist_tensor"
 _SEED_STEP = 1_000_003  # between the seeds of two ranks: not the step between those of two layers
 _DENSE_ROLES = (Role.COLUMN, Role.COLUMN_GATHER, Role.ROW, Role.ROW_SPLIT, Role.VOCABULARY)
 
@@ -82,8 +85,29 @@ class TensorPlacements(PlacesParameters):
         return self._inner.gradient_axis(path)
 
 
-class KerasTensor(TensorBinding):
-    """See `TensorBinding`."""
+@dataclass(frozen=True)
+class _CutModel:
+    """What a model that was cut needs in later generations of an elastic job.
+
+    Args:
+        axis: the exchanges.
+        roles: by path of the layer.
+        has_rows: activations are cut along the sequence.
+        variables: identities of those that are cut.
+        elements: of these, before they were cut.
+        seeds: identities of layers whose random numbers differ between the ranks of the axis.
+    """
+
+    axis: TensorAxis
+    roles: Mapping[str, Role]
+    has_rows: bool
+    variables: frozenset[int]
+    elements: int
+    seeds: frozenset[int]
+
+
+class KerasTensor(TensorBinding, KeepsCuts):
+    """See `TensorBinding` and `KeepsCuts`."""
 
     def partition(self, strategy: Tensor, model: Any, context: RuntimeAPI) -> Any:
         """Cut the layers of a model in place; see `Strategy.partition`. Collective over the axis."""
@@ -91,29 +115,75 @@ class KerasTensor(TensorBinding):
         flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
         assignment = _assignment(strategy, layers, flow)
         axis = TensorAxis(context.new_communicator(AXIS))
-        placements = TensorPlacements(placements_of(model), axis.size)
         rows = find_blocks(model, layers, assignment.roles, axis) if strategy.sequence else []
         expected = [blocks.computed() for blocks in rows]
-        cutter = _Cutter(
-            model, axis, placements, {identity: blocks.axis for blocks in rows for identity in blocks.inside}
-        )
         total = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-        for path, role in assignment.roles.items():
-            cutter.cut(path, layers[path], role)
+        cut = self._cut(model, axis, flow, layers, assignment.roles, rows)
         for blocks, outputs in zip(rows, expected, strict=True):
-            cut_blocks(blocks, cutter.variables)
             blocks.check(outputs)
             count = f"{len(blocks.layers)} block{'s' * (len(blocks.layers) > 1)}"
             assignment.notes.append(f"the tokens are cut in {count}, from {blocks.layers[0].path}")
-        different = set().union(*(blocks.inside for blocks in rows))
-        _separate_seeds(model, [layers[path] for path in assignment.roles], flow, context, axis, different)
+        _make_seeds_equal(model, context)
+        self._finish(model, cut, context)
         if context.topology.rank == 0:
-            figures = {"cut": cutter.elements, "total": total, "size": axis.size}
+            figures = {"cut": cut.elements, "total": total, "size": axis.size}
             text = report(assignment.roles, assignment.reasons, assignment.notes, **figures)
             print(text, file=sys.stderr, flush=True)
-        setattr(model, STATE_ATTRIBUTE, placements)
-        context.owned(GlobalNorms).add(model, axis, cutter.variables)
         return model
+
+    @override
+    def division(self, model: Any) -> tuple[dict[str, Role], bool]:
+        cut: _CutModel = model.__dict__[_CUT]
+        return dict(cut.roles), cut.has_rows
+
+    @override
+    def rejoin(self, model: Any, context: RuntimeAPI, division: Any) -> Any:
+        roles, has_rows = division
+        layers = candidates(model)
+        flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
+        axis = TensorAxis(context.new_communicator(AXIS))
+        rows = find_blocks(model, layers, roles, axis) if has_rows else []
+        self._finish(model, self._cut(model, axis, flow, layers, roles, rows), context)
+        return model
+
+    @override
+    def rebind(self, model: Any, context: RuntimeAPI) -> None:
+        cut: _CutModel = model.__dict__[_CUT]
+        cut.axis.rebind(context.new_communicator(AXIS))
+        context.owned(GlobalNorms).add(model, cut.axis, cut.variables)
+
+    def _cut(
+        self,
+        model: Any,
+        axis: TensorAxis,
+        flow: Flow,
+        layers: Mapping[str, Any],
+        roles: Mapping[str, Role],
+        rows: Sequence[Blocks],
+    ) -> _CutModel:
+        """Cut the layers by their roles. Exchanges nothing."""
+        placements = TensorPlacements(placements_of(model), axis.size)
+        cutter = _Cutter(
+            model, axis, placements, {identity: blocks.axis for blocks in rows for identity in blocks.inside}
+        )
+        for path, role in roles.items():
+            cutter.cut(path, layers[path], role)
+        for blocks in rows:
+            cut_blocks(blocks, cutter.variables)
+        setattr(model, STATE_ATTRIBUTE, placements)
+        seeds = set().union(*(blocks.inside for blocks in rows)) | _within([layers[path] for path in roles], flow)
+        return _CutModel(axis, roles, bool(rows), frozenset(cutter.variables), cutter.elements, frozenset(seeds))
+
+    def _finish(self, model: Any, cut: _CutModel, context: RuntimeAPI) -> None:
+        """Make random numbers different where each rank computes a part, and record the division."""
+        for layer, state in _seeds(model):
+            if id(layer) in cut.seeds:
+                differ_in_replica(state)
+                value = np.array(state)
+                value[0] = (int(value[0]) + _SEED_STEP * cut.axis.rank) % 2**31
+                state.assign(value)
+        model.__dict__[_CUT] = cut
+        context.owned(GlobalNorms).add(model, cut.axis, cut.variables)
 
 
 def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assignment:
@@ -261,27 +331,27 @@ class _Cutter:
         cut_variable(variable, part)
 
 
-def _separate_seeds(
-    model: Any, cut: Sequence[Any], flow: Flow, context: RuntimeAPI, axis: TensorAxis, different: Iterable[int]
-) -> None:
-    """Make random numbers equal where all ranks compute the same, and different where each computes a part.
-
-    Seeds are copied from the first rank of the axis. Those of dropouts within a cut attention, between a column and a
-    row layer, and in layers of `different` are then shifted by the rank.
-    """
-    own = set(different)
+def _within(cut: Sequence[Any], flow: Flow) -> set[int]:
+    """Return the identities of the layers that compute with a part: in attentions, between a column and a row layer."""
+    own: set[int] = set()
     for layer in cut:
         if isinstance(layer, ATTENTIONS):
             own |= {id(each) for each in layer._flatten_layers(include_self=False)}
         elif isinstance(layer, DENSE) and isinstance(layer, Column) and not layer._cut_spec.gathers:
             own |= {id(each) for each in flow.between(layer)}
+    return own
+
+
+def _seeds(model: Any) -> list[tuple[Any, Any]]:
+    """Return the layers with random numbers, and the states of their seed generators."""
+    found = ((layer, getattr(layer, "seed_generator", None)) for layer in model._flatten_layers())
+    return [(layer, generator.state) for layer, generator in found if generator is not None]
+
+
+def _make_seeds_equal(model: Any, context: RuntimeAPI) -> None:
+    """Copy all seeds from the first rank of the axis: where all ranks compute the same, they draw the same."""
     group = context.axis(AXIS)
-    for layer in model._flatten_layers():
-        generator = getattr(layer, "seed_generator", None)
-        if generator is None:
-            continue
-        state = np.ascontiguousarray(array_of(generator.state.value)).copy()
-        group.broadcast(buffer_of_array(state), root=0).wait()
-        if id(layer) in own:
-            state[0] = (int(state[0]) + _SEED_STEP * axis.rank) % 2**31
-        generator.state.assign(state)
+    for _, state in _seeds(model):
+        value = np.ascontiguousarray(array_of(state.value)).copy()
+        group.broadcast(buffer_of_array(value), root=0).wait()
+        state.assign(value)

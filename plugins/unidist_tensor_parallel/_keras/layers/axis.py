@@ -33,6 +33,14 @@ class TensorAxis:
         self.rank = communicator.rank
         self.size = communicator.size
 
+    def rebind(self, communicator: Communicator) -> None:
+        """Exchange over another communicator from now on, also in graphs that were traced before.
+
+        Args:
+            communicator: along the axis, on which this rank has the same place.
+        """
+        self.communicator = communicator
+
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a whole tensor as the input of a cut layer: unchanged; its gradients are summed over the ranks."""
         return _differentiable(tf.identity, self.reduced)(tensor)
@@ -110,8 +118,14 @@ class SequenceAxis(TensorAxis):
     """
 
     def __init__(self, axis: TensorAxis) -> None:
-        self.communicator, self.rank, self.size = axis.communicator, axis.rank, axis.size
+        self._axis = axis
+        self.rank, self.size = axis.rank, axis.size
         self._tokens: Any = None
+
+    @property
+    def communicator(self) -> Communicator:  # type: ignore[override]  # which is an attribute of other axes
+        """The present one of the same ranks."""
+        return self._axis.communicator
 
     def cut_tokens(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return this rank's tokens of a whole activation; the gradient is gathered."""
@@ -131,7 +145,7 @@ class SequenceAxis(TensorAxis):
         return self._exchange(_Tokens.summed, _Tokens.all, tensor)
 
     def _exchange(self, forward: Any, backward: Any, tensor: tf.Tensor) -> tf.Tensor:
-        tokens = _Tokens(self.communicator, self._tokens)  # of now: another batch may come before the backward pass
+        tokens = _Tokens(self._axis, self._tokens)  # of now: another batch may come before the backward pass
         return _differentiable(partial(forward, tokens), partial(backward, tokens))(tensor)
 
     def summed_gradients(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -158,13 +172,13 @@ class _Tokens:
     """Exchanges of activations of one length.
 
     Args:
-        communicator: along the axis.
+        axis: the ranks.
         total: tokens of the whole sequence, a number or a scalar tensor.
     """
 
-    def __init__(self, communicator: Communicator, total: Any) -> None:
-        self._communicator, self._total = communicator, total
-        self._rank, self._size = communicator.rank, communicator.size
+    def __init__(self, axis: TensorAxis, total: Any) -> None:
+        self._axis, self._total = axis, total
+        self._rank, self._size = axis.rank, axis.size
 
     def all(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the tokens of all ranks."""
@@ -172,7 +186,7 @@ class _Tokens:
         def run(given: Any, total: Any) -> list[Array]:
             source = np.ascontiguousarray(np.swapaxes(given, 0, 1))
             target = np.empty((int(total), *source.shape[1:]), source.dtype)
-            self._communicator.allgather(
+            self._axis.communicator.allgather(
                 buffer_of_array(source), buffer_of_array(target), counts=self._counts(target)
             ).wait()
             return [_turned(target)]
@@ -185,7 +199,7 @@ class _Tokens:
         def run(given: Any, total: Any) -> list[Array]:
             source = np.ascontiguousarray(np.swapaxes(given, 0, 1))
             target = np.empty((self._split_counts(int(total))[self._rank], *source.shape[1:]), source.dtype)
-            self._communicator.reducescatter(
+            self._axis.communicator.reducescatter(
                 buffer_of_array(source), buffer_of_array(target), counts=self._counts(source)
             ).wait()
             return [_turned(target)]

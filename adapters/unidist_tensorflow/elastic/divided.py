@@ -1,0 +1,103 @@
+"""Handlers of an elastic state for a Keras model that is divided over the ranks: weights, optimizer, seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from unidist.checkpoint.format.interface import KeepsState
+from unidist.checkpoint.job import CheckpointObjects
+from unidist.elastic.state import Handler, SharedHandler
+from unidist.mesh import DATA_AXIS
+from unidist.negotiation.objects import gather_objects
+from unidist.runtime.context import Context
+from unidist_keras.seeds import differs_in_replica, seeds_of
+from unidist_tensorflow.checkpoint.states import KerasStates
+from unidist_tensorflow.memory import Array
+from unidist_tensorflow.optimizer.inner_step import has_sharded_state
+
+
+class DividedModelHandler(SharedHandler):
+    """The weights of a model: each rank has a part, and those of other replicas have the same."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model, self._sections, KerasStates.framework.convert, is_sharded=False)
+
+    @staticmethod
+    def _sections(model: Any) -> Mapping[str, KeepsState]:
+        return CheckpointObjects(model, None).sections(KerasStates())
+
+
+class DividedOptimizerHandler(SharedHandler):
+    """The optimizer of such a model. Its state may be sharded over the replicas, too.
+
+    Args:
+        optimizer: bound; or not yet, on a rank that is still alone.
+        model: of its variables.
+    """
+
+    def __init__(self, optimizer: Any, model: Any) -> None:
+        self._model = model
+        super().__init__(optimizer, self._sections, KerasStates.framework.convert)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Each rank has a shard of the state of its part of the model."""
+        return has_sharded_state(self.value)
+
+    @is_sharded.setter
+    def is_sharded(self, value: bool) -> None:
+        """Do nothing: a rank that joins binds its optimizer after this handler was made."""
+
+    def _sections(self, optimizer: Any) -> Mapping[str, KeepsState]:
+        states = KerasStates()
+        states.prepare_to_load(optimizer)
+        found = CheckpointObjects(self._model, optimizer).sections(states)
+        del found["model"]
+        return found
+
+
+class SeedsHandler(Handler):
+    """The seeds of a model's layers. Replicas draw different numbers; in a replica, most layers draw the same."""
+
+    is_checkpointed = False
+
+    def _states(self) -> list[Any]:
+        return seeds_of(self.value)
+
+    @override
+    def save(self) -> None:
+        self._saved: list[Array] = [np.array(state) for state in self._states()]
+
+    @override
+    def restore(self) -> None:
+        for state, value in zip(self._states(), self._saved, strict=True):
+            state.assign(value)
+
+    @override
+    def sync(self) -> None:
+        """Leave them as they are: see `share_in_replica`, which needs all other values to be in place."""
+
+    def share_in_replica(self, runtime: Context, *, has_values: bool) -> None:
+        """Give a rank that has joined the seeds of one of its replica, and keep them. Collective over all ranks.
+
+        Where layers of a replica differ, it keeps its own seed, and takes the count of numbers that were drawn.
+
+        Args:
+            runtime: of the present generation.
+            has_values: this rank was there before.
+        """
+        self.save()
+        told: list[tuple[bool, list[Array]]] = gather_objects(runtime.world, (has_values, self._saved))
+        rank, mesh = runtime.topology.rank, runtime.mesh
+        place = mesh.coordinates(rank)[DATA_AXIS]
+        replica = [each for each in range(len(told)) if mesh.coordinates(each)[DATA_AXIS] == place]
+        source = next((each for each in replica if told[each][0]), replica[0])
+        if has_values or source == rank:
+            return
+        for state, own, given in zip(self._states(), self._saved, told[source][1], strict=True):
+            state.assign(np.concatenate([own[:1], given[1:]]) if differs_in_replica(state) else given)
+        self.save()
