@@ -117,7 +117,7 @@ def test_ten_thousand_ranks_take_seconds() -> None:
     work = TransformerWork(Transformer(80, 12288, 51200, 2048, heads=96), batch=10000, precision="fp16")
     start = time.process_time()
     found = search(problem(work, 10000))
-    assert time.process_time() - start < 10
+    assert time.process_time() - start < 5  # 1.5 was measured
     assert len(found.best) == 5
 
 
