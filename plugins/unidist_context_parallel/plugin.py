@@ -24,3 +24,4 @@ def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
     registry.add(BindingSpec("context", "torch", "unidist_context_parallel._torch.binding:TorchContext"))
     registry.add(BindingSpec("context", "tensorflow", "unidist_context_parallel._keras.binding:KerasContext"))
+    registry.add(BindingSpec("context", "jax", "unidist_context_parallel._jax.binding:JaxContext"))

@@ -13,7 +13,6 @@ import unidist.keras as ud
 from unidist.errors import UnidistError
 from unidist.runtime import context
 from unidist.settings.environment import set_variables
-from unidist.testing._training import largest_error
 
 BATCH, TOKENS, WIDTH, WORDS = 8, 11, 12, 9
 
@@ -154,8 +153,8 @@ def train(
     return losses, accuracies, model
 
 
-def errors_of(cases: Sequence[tuple[str, str]]) -> list[dict[str, float]]:
-    """Train each case on the ranks and in one process; returns the largest differences.
+def numbers_of(cases: Sequence[tuple[str, str]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Train each case on the ranks, and in one process on rank 0; returns the numbers of both, {} on other ranks.
 
     Args:
         cases: the name of a model, with " eagerly" behind it if there is to be no graph; and the strategy.
@@ -163,31 +162,30 @@ def errors_of(cases: Sequence[tuple[str, str]]) -> list[dict[str, float]]:
     found = []
     for case, strategy in cases:
         name, eager = case.removesuffix(" eagerly"), case.endswith(" eagerly")
-        keras.utils.clear_session()
-        losses, accuracies, whole = train(name, distributed=False)
-        keras.utils.clear_session()
         with set_variables({"UNIDIST_STRATEGY": strategy}):
             ud.init()
             try:
                 current = context.current()
-                size = current.axis_size("data")
-                own, exact, model = train(
-                    name, distributed=True, rank=current.axis_rank("data"), size=size, eager=eager
-                )
-                inputs, _ = data(name, 0)
-                errors = {
-                    variable.path: largest_error(np.asarray(variable), np.asarray(other))
-                    for variable, other in zip(model.trainable_variables, whole.trainable_variables, strict=True)
-                }
-                if "zero=3" not in strategy:
-                    errors["outputs"] = largest_error(np.asarray(model(inputs)), np.asarray(whole(inputs)))
-                if size == 1:
-                    errors["loss"] = largest_error(np.array(own), np.array(losses))
-                    errors["accuracy"] = largest_error(np.array(exact), np.array(accuracies))
+                size, rank = current.axis_size("data"), current.axis_rank("data")
+                alone: dict[str, Any] = {}
+                if ud.rank() == 0:
+                    keras.utils.clear_session()
+                    alone = _numbers(name, *train(name, distributed=False), whole=True)
+                keras.utils.clear_session()
+                trained = train(name, distributed=True, rank=rank, size=size, eager=eager)
+                found.append((_numbers(name, *trained, whole=size == 1), alone))
             finally:
                 ud.shutdown()
-        found.append(errors)
     return found
+
+
+def _numbers(
+    name: str, losses: list[float], accuracies: list[float], model: Any, *, whole: bool
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Return parameters and outputs, and losses and accuracies if they are those of the whole batch."""
+    found = {variable.path: np.asarray(variable) for variable in model.trainable_variables}
+    found["outputs"] = np.asarray(model(data(name, 0)[0]))
+    return {**found, "losses": np.array(losses), "accuracies": np.array(accuracies)} if whole else found
 
 
 def kinds() -> dict[str, dict[str, str]]:

@@ -607,6 +607,13 @@ def refusals() -> dict[str, str]:
         ),
         "different": (lambda: nn.Linear(WIDTH, 2), "context=2", lambda model: model(x + ud.rank())),
         "compiled": (lambda: torch.compile(nn.Linear(WIDTH, 2)), "context=2", lambda model: None),
+        "inner": (
+            lambda: nn.Sequential(torch.compile(nn.Linear(WIDTH, 2))), "context=2", lambda model: None,
+        ),
+        "compiled after": (
+            lambda: nn.Linear(WIDTH, 2), "context=2",
+            lambda model: torch.compile(model, backend="eager")(own),
+        ),
         "names": (lambda: nn.Linear(WIDTH, 2), "context=2:inputs=tokens", lambda model: model(own)),
         "exchange": (lambda: nn.Linear(WIDTH, 2), "context=2:exchange=star", lambda model: None),
         "local_sgd": (lambda: nn.Linear(WIDTH, 2), "context=2,local_sgd=2", lambda model: None),

@@ -146,6 +146,8 @@ def test_what_cannot_be_divided_is_said_before_the_first_step(rank_pool: RankPoo
         "heads": "1 heads do not divide by 2",
         "different": "got different inputs",
         "compiled": "is compiled",
+        "inner": "Sequential.0 is compiled",
+        "compiled after": "called within torch.compile",
         "names": "has no argument 'tokens'; it has input",
         "exchange": "Choices: gather, ring, ulysses",
         "local_sgd": "local_sgd",

@@ -21,7 +21,7 @@ from unidist.horovod_api.lifecycle import (
     stop_timeline,
     world,
 )
-from unidist.jax import elastic
+from unidist.jax import context, elastic
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_data_service._jax import data_service
 from unidist_jax.basics import buffer, device, empty, seed
@@ -63,9 +63,9 @@ __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "Op",
     "ProcessSet", "Product", "Sum", "TrainStep", "add_process_set", "allgather", "allgather_object", "allreduce",
     "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "buffer", "cross_rank", "cross_size", "data_rank", "data_service", "data_size", "device", "distribute", "elastic",
-    "empty", "flush", "global_process_set", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "init",
-    "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "rank", "recv", "reducescatter",
-    "remove_process_set", "report", "role", "save", "seed", "send", "shard", "shutdown", "size", "spmd",
-    "start_timeline", "stop_timeline", "translated", "world",
+    "buffer", "context", "cross_rank", "cross_size", "data_rank", "data_service", "data_size", "device", "distribute",
+    "elastic", "empty", "flush", "global_process_set", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size",
+    "rank", "recv", "reducescatter", "remove_process_set", "report", "role", "save", "seed", "send", "shard",
+    "shutdown", "size", "spmd", "start_timeline", "stop_timeline", "translated", "world",
 ]  # fmt: skip

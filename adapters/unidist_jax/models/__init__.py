@@ -4,10 +4,11 @@ May import `compiled`, `operations`, `framework`, `optimizer` and the modules at
 """
 
 from unidist_jax.models.divided_parameters import DividedParameters
+from unidist_jax.models.equal_inputs import EqualInputs
 from unidist_jax.models.programs import CALLS, bind_equation, evaluate, inlined, value_of, variables
 from unidist_jax.models.step_runner import LossFunction, StepRunner
 
 __all__ = [
-    "CALLS", "DividedParameters", "LossFunction", "StepRunner", "bind_equation", "evaluate", "inlined", "value_of",
-    "variables",
+    "CALLS", "DividedParameters", "EqualInputs", "LossFunction", "StepRunner", "bind_equation", "evaluate", "inlined",
+    "value_of", "variables",
 ]  # fmt: skip

@@ -9,8 +9,8 @@ import keras
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
+from unidist_context_parallel._keras.attention.axis import KerasAxis
 from unidist_context_parallel._keras.attention.layers import ATTENTIONS, divide_attention, num_heads
-from unidist_context_parallel._keras.axis import KerasAxis
 from unidist_context_parallel._keras.kinds import Kind, kind_of
 from unidist_context_parallel._keras.model import divide_function
 from unidist_context_parallel.binding import ContextBinding

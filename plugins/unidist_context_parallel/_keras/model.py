@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from unidist_context_parallel._keras.attention.axis import KerasAxis
 from unidist_context_parallel._keras.attention.layers import divided
-from unidist_context_parallel._keras.axis import KerasAxis
 from unidist_context_parallel._keras.kinds import Kind
 
 _SEQUENCES = ("query", "value", "key", "query_mask", "value_mask", "key_mask")

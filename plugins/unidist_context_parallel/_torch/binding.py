@@ -37,11 +37,13 @@ class TorchContext(ContextBinding):
     def partition(self, strategy: Context, model: nn.Module, context: RuntimeAPI) -> nn.Module:
         """See `ContextBinding.partition`."""
         assert rules.__all__, "importing them registers the rules"
-        if model._compiled_call_impl is not None or "_orig_mod" in model._modules:
-            raise ConfigurationError(
-                f"context={strategy.size}: {type(model).__name__} is compiled, and torch.compile cannot trace a "
-                "divided sequence. Distribute the model as it is"
-            )
+        for name, module in model.named_modules():
+            if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
+                what = type(model).__name__ + (f".{name}" if name else "")
+                raise ConfigurationError(
+                    f"context={strategy.size}: {what} is compiled, and torch.compile cannot trace a divided sequence. "
+                    "Distribute the model without it"
+                )
         axis = context.owned(ContextAxis)
         axis.prepare({memory_kind(parameter).partition(":")[0] for parameter in model.parameters()})
         axis = axis.using(strategy.exchange)
@@ -70,6 +72,7 @@ class DividedInputs(ChangesInputs):
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(isinstance(leaf, SequenceTensor) for leaf in tree_leaves((args, kwargs))):
             return None  # the model calls itself
+        _check_runs_eagerly(self._strategy.size)
         if len(args) == 1 and isinstance(args[0], PartOfInputs):
             part = copy.copy(args[0])  # of a pipeline; its ranks compare what they are given
             part.arguments = self._divide_named(model, part.arguments)
@@ -143,6 +146,22 @@ class DividedInputs(ChangesInputs):
                 f"inputs (this is rank {self._axis.rank} of them). Give them the same: divide the data by "
                 "ud.shard(loader), or by ud.data_rank() and ud.data_size(), and seed what draws them by ud.seed(n)"
             )
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
+def _check_runs_eagerly(size: int) -> None:
+    """Raise UsageError within torch.compile, which fails later with errors of its own that name no cause."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == _COMPILER:
+            raise UsageError(
+                f"context={size}: the model is called within torch.compile, which cannot trace a divided sequence. "
+                "Call it without"
+            )
+        frame = frame.f_back
+
+
+_COMPILER = "torch._dynamo.eval_frame"
 
 
 def _sequence_dim(model: nn.Module) -> int | None:

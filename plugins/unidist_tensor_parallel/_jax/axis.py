@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -13,11 +12,11 @@ import numpy as np
 from typing_extensions import override
 
 from unidist.communicator import Communicator, ReduceOp
-from unidist.errors import UsageError
 from unidist_arrays.memory import Array, buffer_of_array
 from unidist_jax.compiled import HostOperation, ShapeDtype, bind
+from unidist_jax.models import EqualInputs
 from unidist_jax.optimizer import Cell
-from unidist_tensor_parallel.layout.cuts import Cut
+from unidist_tensor_parallel.layout.cuts import AXIS, Cut
 
 
 class TensorAxis:
@@ -124,7 +123,7 @@ class TensorAxis:
         keys = [jnp.issubdtype(array.dtype, jax.dtypes.prng_key) for array in arrays]
         plain = [jax.random.key_data(each) if is_key else each for each, is_key in zip(arrays, keys, strict=True)]
         if plain:
-            bind(_CheckEqual(self._cell), plain)
+            bind(EqualInputs(self._cell, AXIS), plain)
 
     def own(self, array: Any, cut: Cut) -> Any:
         """Return this rank's part of a whole array, without a gradient."""
@@ -195,44 +194,6 @@ class _Gather(_AxisOperation):
         source, target = buffer_of_array(operands[0]), buffer_of_array(results[0])
         width = target.count // sum(self._counts)
         self._cell.value.allgather(source, target, counts=[count * width for count in self._counts]).wait()
-
-
-class _CheckEqual(_AxisOperation):
-    """Compares what the ranks of the axis were given, the first time that it runs."""
-
-    def __init__(self, cell: Cell[Communicator]) -> None:
-        super().__init__(cell)
-        self._was_checked = False
-
-    @property
-    @override
-    def title(self) -> str:
-        return "the comparison of inputs over the axis 'tensor'"
-
-    @override
-    def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
-        return [ShapeDtype((), np.dtype(bool))]
-
-    @override
-    def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        results[0][...] = True
-        if self._was_checked:
-            return
-        self._was_checked = True
-        digest = hashlib.blake2b(digest_size=6)
-        for array in operands:
-            digest.update(f"{array.shape} {array.dtype}".encode())
-            digest.update(np.ascontiguousarray(array).tobytes())
-        number = float(int.from_bytes(digest.digest(), "little"))  # 48 bits: exact in float64
-        largest = np.array([number, -number])
-        communicator = self._cell.value
-        communicator.allreduce(buffer_of_array(largest), buffer_of_array(largest), op=ReduceOp.MAX).wait()
-        if largest[0] != -largest[1]:
-            raise UsageError(
-                f"the {communicator.size} ranks along the axis tensor compute one batch together, and got different "
-                f"inputs (this is rank {communicator.rank} of them). Give them the same: divide the data by "
-                "ud.shard(...), or by ud.data_rank() and ud.data_size(), and draw random keys from ud.seed(n)"
-            )
 
 
 def _has_gradient(array: Any) -> bool:

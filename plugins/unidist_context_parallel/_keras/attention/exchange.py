@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from unidist_context_parallel._keras.attention.axis import KerasAxis
 from unidist_context_parallel._keras.attention.functions import TensorFlowFunctions
 from unidist_context_parallel._keras.attention.masks import SequenceMask
-from unidist_context_parallel._keras.axis import KerasAxis
 from unidist_context_parallel.attention import ring
 from unidist_context_parallel.attention.blocks import BlockAttention
 

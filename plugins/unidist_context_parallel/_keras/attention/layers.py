@@ -14,9 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from unidist_context_parallel._keras.attention.axis import KerasAxis
 from unidist_context_parallel._keras.attention.exchange import by_heads, by_ring
 from unidist_context_parallel._keras.attention.masks import SequenceMask
-from unidist_context_parallel._keras.axis import KerasAxis
 
 ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 

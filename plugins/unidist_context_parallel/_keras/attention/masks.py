@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unidist_context_parallel._keras.axis import KerasAxis
+from unidist_context_parallel._keras.attention.axis import KerasAxis
 from unidist_context_parallel.attention.blocks import Mask
 
 
