@@ -66,7 +66,7 @@ def share(values: Any) -> Any:
     return np.concatenate([values[at + hvd.rank() * rows :][:rows] for at in range(0, len(values), ROWS)])
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_fit_on_shares_gives_the_weights_of_one_process_on_all_samples(pool: Pool, eagerly: bool) -> None:
     def on_rank() -> None:
         with runtime() as tf_keras:

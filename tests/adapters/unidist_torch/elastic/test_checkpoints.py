@@ -158,6 +158,7 @@ print("done", [float(value) for each in model.parameters() for value in each.det
 """
 
 
+@pytest.mark.soak
 def test_a_loop_by_the_flag_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_BY_FLAG)
     options = ["-np", "1", "--min-np", "1", "--reset-limit", "1", "--checkpoint-interval", "0.001"]

@@ -29,9 +29,8 @@ def parameters(text: str) -> list[float]:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize(
-    "strategy", ["zero=3:offload=files", pytest.param("zero=1:offload=files", marks=pytest.mark.soak)]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("strategy", ["zero=3:offload=files", "zero=1:offload=files"])
 def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(strategy: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "files").mkdir()

@@ -105,7 +105,7 @@ def interrupted(folder: Path, number: int, script: str, *options: str) -> tuple[
     return process.wait(60), text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.soak)])
 def test_ranks_with_loader_workers_leave_in_order_and_make_a_checkpoint(tmp_path: Path, number: int) -> None:
     options = ("--min-np", "1", "--checkpoint-dir", "run", "--checkpoint-interval", "3600", "--grace-period", "60")
     code, text = interrupted(tmp_path, number, ELASTIC, *options)
@@ -116,7 +116,7 @@ def test_ranks_with_loader_workers_leave_in_order_and_make_a_checkpoint(tmp_path
     assert [step for step, _ in directory.steps(tmp_path / "run")][-1] == reached, text
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGINT])
 def test_the_handler_of_a_script_can_use_its_loader_to_the_end(tmp_path: Path, number: int) -> None:
     code, text = interrupted(tmp_path, number, OWN_HANDLER, "--grace-period", "60")
     assert code == 128 + number, text
