@@ -128,13 +128,23 @@ class Backward:
         self._job, self._gradient, self._q, self._output, self._lse = job, gradient, q, output, lse
         self._mask, self._mask_gradient = mask, mask_gradient
         self._rests = iter(rests)
-        self.of_q = torch.zeros_like(q, dtype=kernel.accumulation_dtype(q.dtype))
+        self._of_q: torch.Tensor | None = None
+
+    @property
+    def of_q(self) -> torch.Tensor:
+        """The gradient of the queries so far."""
+        return _added(None, self._q[:, :, :0], slice(0, 0), self._q) if self._of_q is None else self._of_q
 
     def add(
-        self, k: torch.Tensor, v: torch.Tensor, positions: Indices, number: int, of_k: torch.Tensor, of_v: torch.Tensor
-    ) -> None:
-        """Add the gradients of a block to `of_k` and `of_v`, and to `of_q`. Blocks come in the order of forward."""
-        groups = self._job.groups
+        self, k: torch.Tensor, v: torch.Tensor, positions: Indices, number: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of a block of keys and values, and add to `of_q`. Blocks come in the order of forward.
+
+        Usually a block is one part, and the gradients are those that the kernel has allocated, in any strides.
+        """
+        groups, keys, values = self._job.groups, k, v
+        of_k: torch.Tensor | None = None
+        of_v: torch.Tensor | None = None
         k, v = _repeated(k, groups), _repeated(v, groups)
         for part, score in scores_of(self._job, self._mask, positions, number, self._mask_gradient):
             rows, columns = part.rows, part.columns
@@ -142,9 +152,13 @@ class Backward:
                 self._gradient[:, :, rows], self._q[:, :, rows], k[:, :, columns], v[:, :, columns],
                 self._output[:, :, rows], self._lse[:, :, rows].contiguous(), score, next(self._rests),
             )  # fmt: skip
-            self.of_q[:, :, rows].add_(found[0])
-            of_k[:, :, columns].add_(_summed(found[1], groups))
-            of_v[:, :, columns].add_(_summed(found[2], groups))
+            self._of_q = _added(self._of_q, found[0], rows, self._q)
+            of_k = _added(of_k, _summed(found[1], groups), columns, keys)
+            of_v = _added(of_v, _summed(found[2], groups), columns, values)
+        if of_k is None or of_v is None:
+            empty = slice(0, 0)
+            return _added(None, keys[:, :, :0], empty, keys), _added(None, values[:, :, :0], empty, values)
+        return of_k, of_v
 
 
 def scores_of(
@@ -215,6 +229,19 @@ def _masked(
 
 def _columns(mask: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return mask if mask.shape[-1] == 1 else mask.index_select(-1, at)
+
+
+def _added(total: torch.Tensor | None, part: torch.Tensor, at: slice, like: torch.Tensor) -> torch.Tensor:
+    """Return a sum with a part added to these rows, in the type in which parts are added up; None is zeros like these.
+
+    A first part that has all rows is taken as it is, without memory for zeros.
+    """
+    dtype = kernel.accumulation_dtype(like.dtype)
+    if total is None and at == slice(0, like.shape[2]) and len(part):
+        return part.to(dtype)
+    total = torch.zeros_like(like, dtype=dtype) if total is None else total
+    total[:, :, at].add_(part)
+    return total
 
 
 def _repeated(x: torch.Tensor, groups: int) -> torch.Tensor:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from unidist_context_parallel._torch.attention import kernel
 from unidist_context_parallel._torch.attention.blocks import Backward, Forward, Job
 from unidist_context_parallel._torch.divided.axis import ContextAxis
 from unidist_context_parallel.layout.sequence import SequenceLayout, ring_owners
@@ -89,9 +88,7 @@ class _Attention(torch.autograd.Function):
         else:
             if ctx.way == "gather":
                 k, v = axis.gather(k, layout, 2), axis.gather(v, layout, 2)
-            dtype = kernel.accumulation_dtype(k.dtype)
-            of_k, of_v = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
-            backward.add(k, v, np.arange(k.shape[2]), 0, of_k, of_v)
+            of_k, of_v = backward.add(k, v, np.arange(k.shape[2]), 0)
             if ctx.way == "gather":
                 of_k, of_v = axis.scatter_sum(of_k, layout, 2), axis.scatter_sum(of_v, layout, 2)
         return (None, None, None, None, backward.of_q.to(q.dtype), of_k.to(q.dtype), of_v.to(q.dtype), of_mask)
@@ -140,21 +137,23 @@ def _ring_backward(
     backward: Backward, axis: ContextAxis, layout: SequenceLayout, k: torch.Tensor, v: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of this rank's keys and values, which every rank adds to while they go around."""
-    dtype = kernel.accumulation_dtype(k.dtype)
     arriving: torch.Tensor | None = None
+    sent: torch.Tensor | None = None  # stays until it has been sent
     works: list[Any] = []
     for step, (keys, values, rank) in enumerate(_around(axis, layout, k, v)):
-        count = layout.counts[rank]
-        own = torch.zeros(_size(k, v, count), dtype=dtype, device=k.device)
-        of_k, of_v = _unpacked(own, k, v, count)
-        backward.add(keys, values, layout.positions(rank), step, of_k, of_v)
+        parts = backward.add(keys, values, layout.positions(rank), step)
         for work in works:
             work.wait()
+        del sent  # before memory for the next message is taken
+        own = _packed(*parts)
+        del parts
         if arriving is not None:
             own.add_(arriving)
+        del arriving
         arriving = own.new_empty(_size(k, v, layout.counts[(rank - 1) % axis.size]))
         works = axis.start_shift(own, arriving)
-        sent = own  # stays until it has been sent
+        sent = own
+        del own
     for work in works:
         work.wait()
     del sent
