@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError
@@ -14,6 +15,8 @@ from unidist_launch.elastic_job.state import Identity
 from unidist_launch.options import hosts as host_list
 from unidist_launch.remote.hosts import AgentStarter, LocalAgents
 from unidist_launch.remote.ssh import SshAgents
+
+_LATER = timedelta(seconds=60)
 
 StarterOf = Callable[[Host], AgentStarter]
 """How the agent of a host is started."""
@@ -55,7 +58,8 @@ class Orders:
         assert self._job.elastic is not None
         limits = self._job.elastic
         orphan_sec = 0.0 if limits.state_dir is None else limits.orphan_timeout.total_seconds()
-        variables = {"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{limits.timeout.total_seconds():g}"}
+        longest = limits.timeout + _LATER  # the launcher gives up first: it has a fallback, and knows who is missing
+        variables = {"UNIDIST_ELASTIC_TIMEOUT_SEC": f"{longest.total_seconds():g}"}
         if orphan_sec:
             variables["UNIDIST_ORPHAN_TIMEOUT_SEC"] = f"{orphan_sec:g}"
         if limits.durable is not None:

@@ -155,31 +155,38 @@ def test_any_rank_may_be_lost(
         check_numbers(tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("num", "victims", "timeout", "reason"),
+    [
+        (4, "2,3", "3", "--elastic-timeout"),
+        pytest.param(2, "1", "600", "failed again and again", marks=pytest.mark.soak),
+    ],
+)
 def test_with_too_few_ranks_for_a_replica_another_strategy_goes_on_from_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    num: int, victims: str, timeout: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both ranks with the second stage are lost, and processes that come in their place end at once."""
-    script = """
+    """All ranks with the second stage are lost, and processes that come in their place end at once."""
+    script = f"""
 import os, sys
-if "pipeline" not in os.environ["UNIDIST_STRATEGY"]:
+if "pipeline" not in os.environ.get("UNIDIST_STRATEGY", ""):
     sys.argv[2] = "none"  # is killed
-elif int(os.environ["UNIDIST_WORKER"]) > 3:
+elif int(os.environ["UNIDIST_WORKER"]) >= {num}:
     sys.exit(1)
 """
     (tmp_path / "script.py").write_text(script + SCRIPT)
-    options = ["--checkpoint-dir", "saved", "--checkpoint-interval", "0.001", "--elastic-timeout", "3"]
+    options = ["--checkpoint-dir", "saved", "--checkpoint-interval", "0.001", "--elastic-timeout", timeout]
     with ElasticJob.start(
         tmp_path,
-        ["-np", "4", "--min-np", "2", "--strategy", "pipeline=2", "--fallback-strategy", "zero=1", *options],
-        ["script.py", "4", "2,3", ".", str(LOST_AT)],
+        ["-np", str(num), "--min-np", "2", "--strategy", "pipeline=2", "--fallback-strategy", "zero=1", *options],
+        ["script.py", str(16 // num), victims, ".", str(LOST_AT)],
         {"OMP_NUM_THREADS": "1"},
     ) as job:
         assert job.end(seconds=300) == 0, job.lines
-    assert len(job.said(r"dies \S+")) == 2
+    assert len(job.said(r"dies \S+")) == num // 2
     [fallback] = job.events("fallback")
     assert fallback["strategy"] == "zero=1"
-    assert 2 <= fallback["num_proc"] <= 4  # those that are left, and processes that have just been started
-    assert "--elastic-timeout" in fallback["reason"]
+    assert num // 2 <= fallback["num_proc"] <= num  # those that are left, and processes that have just been started
+    assert reason in fallback["reason"]
     assert len(job.said(r"step 1 0 \d+ .*")) == 1, "it began again, and not from the checkpoint"
     assert len({int(pid) for (pid,) in job.said(r"done \d+ (\d+) .*")}) == fallback["num_proc"]
     check_numbers(tmp_path, monkeypatch)
