@@ -2,7 +2,7 @@
 
 PyTorch's context parallel (`torch.distributed.tensor.experimental.context_parallel`) has no rule for the CPU's kernel.
 So its loop is called here with that kernel, over gloo; inputs are cut and gradients averaged by hand. Run by `python -m
-benchmarks --only context`, which starts it on two ranks.
+benchmarks --only context`, which starts it on two ranks, and on four for the memory alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks import gpt
 from benchmarks.gloo_meeting import gloo_meeting
 from unidist_bench import side_by_side
 
-TOKENS, LAYERS = 8192, 2
+LAYERS = 2
 
 
 class LongGPT(nn.Module):
@@ -58,16 +58,22 @@ def batch(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def step(model: Any, optimizer: Any, tokens: int) -> Callable[[], float]:
     """Return one training step."""
-    ids, labels = batch(tokens)
+    loss_of = forward(model, tokens)
 
     def run() -> float:
-        loss = cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+        loss = loss_of()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         return float(loss.detach())
 
     return run
+
+
+def forward(model: Any, tokens: int) -> Callable[[], torch.Tensor]:
+    """Return the forward pass of one."""
+    ids, labels = batch(tokens)
+    return lambda: cross_entropy(model(ids).flatten(0, 1), labels.flatten())
 
 
 def step_of_torch(tokens: int) -> Callable[[], float]:
@@ -125,7 +131,7 @@ class _RingOfTorch(torch.autograd.Function):
 
 
 def saved_bytes(run: Callable[[], object], model: nn.Module) -> int:
-    """Return the bytes that a step keeps for its backward pass, parameters left out."""
+    """Return the bytes that a forward pass keeps for the backward pass, parameters left out."""
     own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
     alive: list[torch.Tensor] = []
@@ -155,33 +161,44 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return peak
 
 
-def main(output: str, repetitions: int, tokens: int = TOKENS) -> None:
-    """Measure, and write the medians."""
+def main(output: str, repetitions: int, tokens: int, exchanges: str = "ring") -> None:
+    """Measure, and write memory, and medians if there are repetitions.
+
+    Args:
+        output: file to write.
+        repetitions: 0: memory of the ring alone.
+        tokens: of the sequence.
+        exchanges: names, "ring+gather+ulysses"; the first is that of which memory is measured.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     ud.init()
     whole = build(tokens)
     alone = step(whole, torch.optim.SGD(whole.parameters(), lr=0.01), tokens)
     variants: dict[str, Callable[[], object]] = {
-        "one process": alone if ud.rank() == 0 else lambda: None,
-        "every rank alone": alone,  # the processors are as busy as when the ranks share a step
-    }
+        "every rank alone": alone
+    }  # both processors are busy, as in the others
     found: dict[str, float] = {}
-    if ud.rank() == 0:
-        found["one process, saved MB"] = saved_bytes(alone, whole) / 1e6
+    if ud.rank() == 0 and repetitions:
+        torch.set_num_threads(2)  # the other rank waits
+        found["one process, saved MB"] = saved_bytes(forward(whole, tokens), whole) / 1e6
         found["one process, peak MB"] = peak_bytes(alone) / 1e6
+        torch.set_num_threads(1)
     dist.barrier()
-    exchanges = ["ring", "gather", *(["ulysses"] if gpt.HEADS % ud.size() == 0 else [])]
-    for exchange in exchanges:
+    names = exchanges.split("+")
+    for exchange in names:
         model = build(tokens)
         line = f"context={ud.size()}:exchange={exchange}"
         model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.01), line)
         variants[exchange] = step(model, optimizer, tokens)
-        saved = saved_bytes(variants[exchange], model)
-        found[f"{exchange}, saved MB"] = saved / 1e6
-        found[f"{exchange}, peak MB"] = peak_bytes(variants[exchange]) / 1e6
-    variants["PyTorch's ring over gloo"] = step_of_torch(tokens)
-    medians = side_by_side(variants, gloo_meeting(), repetitions=repetitions, warmup=1)
+        if exchange == names[0]:
+            found[f"{exchange}, saved MB"] = saved_bytes(forward(model, tokens), model) / 1e6
+            found[f"{exchange}, peak MB"] = peak_bytes(variants[exchange]) / 1e6
+    medians: dict[str, float] = {}
+    if repetitions:
+        variants["PyTorch's ring over gloo"] = peer = step_of_torch(tokens)
+        peer()  # the others have run: a step takes seconds
+        medians = side_by_side(variants, gloo_meeting(), repetitions=repetitions, warmup=0)
     if ud.rank() == 0:
         Path(output).write_text(json.dumps({**medians, **found}))
     ud.shutdown()
@@ -189,4 +206,4 @@ def main(output: str, repetitions: int, tokens: int = TOKENS) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), *map(int, sys.argv[3:4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:5])
