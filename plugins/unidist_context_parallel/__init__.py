@@ -1,8 +1,9 @@
 """The strategy `context`: the tokens of each sample are divided over ranks, which all have the whole model.
 
-At the root are the strategy, its interface to frameworks (`binding`), its planning and what scripts of PyTorch use
-(`torch`, which alone imports a framework). `layout` is arithmetic on positions; `_torch` and `_keras` follow divided
-sequences through models, and neither knows the other.
+At the root are the strategy, its interface to frameworks (`binding`), its planning, and what scripts use (`torch` and
+`jax`, which alone import a framework). `layout` is arithmetic on positions, `attention` the ring for frameworks without
+a kernel for its blocks. `_torch` and `_keras` follow divided sequences through models, and `_jax` divides what a loss
+function asks for; none knows the others.
 """
 
 from __future__ import annotations
