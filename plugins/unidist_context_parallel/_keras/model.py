@@ -57,7 +57,7 @@ class DividedFunction:
             args, kwargs = keras.tree.map_structure(self._unidist_whole, (args, kwargs))
             return call(*args, **kwargs)
         tokens = found[0] if found else _starts(operation, leaves)
-        if tokens is None or tokens < self.unidist_axis.size:
+        if tokens is None or not self.unidist_axis.divides(tokens):
             return call(*args, **kwargs)
         rank = max(
             len(each.local.shape if isinstance(each, Rows) else each.shape) for each in leaves if _has_dims(each)
@@ -82,7 +82,7 @@ class DividedFunction:
         tokens = query.tokens if isinstance(query, Rows) else query.shape[1]
         keys = [each for name in ("value", "key") if (each := given.get(name)) is not None]
         lengths = {each.tokens if isinstance(each, Rows) else each.shape[1] for each in keys}
-        if tokens is None or tokens < self.unidist_axis.size or None in lengths:
+        if tokens is None or not self.unidist_axis.divides(tokens) or None in lengths:
             return call(**keras.tree.map_structure(self._unidist_whole, given))
         whole_keys = lengths != {tokens}
 

@@ -39,6 +39,10 @@ class KerasAxis:
         """Return the division of a sequence."""
         return zigzag(tokens, self.size)
 
+    def divides(self, tokens: int) -> bool:
+        """Say whether every rank has a part of so many tokens; else all ranks compute all of them."""
+        return min(self.layout(tokens).counts) > 0
+
     def take(self, whole: tf.Tensor, tokens: int, dim: int = 1) -> tf.Tensor:
         """Return this rank's tokens of a whole tensor, along a dim, with those of its mask."""
         rows = tf.gather(whole, self.layout(tokens).positions(self.rank), axis=dim)

@@ -106,3 +106,31 @@ def test_any_size_of_tiles(tile: int) -> None:
 
 def test_a_block_that_does_not_arrive_is_missed() -> None:
     assert worst(13, 2, shifts=False) > 1e-3
+
+
+def test_dropped_weights_are_the_same_in_the_backward_pass() -> None:
+    layout, size = zigzag(7, 1), (B, K, G, 7, W)
+    q, gradient = _generator.normal(size=size), _generator.normal(size=size)
+    k, v = (_generator.normal(size=(B, K, 1, 7, W)) for _ in range(2))
+
+    def dropped(weights: Array, number: int) -> Array:
+        return (np.random.default_rng(number).random(weights.shape) > 0.4) / 0.6
+
+    def stay(arrays: Sequence[Array], rows: int, after: Sequence[Array]) -> list[Array]:
+        return list(arrays)
+
+    def loss(q: Array, k: Array, v: Array, dropped: Any = dropped) -> tuple[float, list[Array]]:
+        attention = BlockAttention(NumpyFunctions(), layout, 0, causal=True, dropped=dropped, tile=3)
+        output, sums = ring.attend(attention, stay, q, k, v)
+        return float((output * gradient).sum()), list(ring.gradients(attention, stay, gradient, q, k, v, output, sums))
+
+    value, found = loss(q, k, v)
+    assert abs(value - loss(q, k, v, None)[0]) > 1e-3
+    for place, one in enumerate(found):
+        given = [q, k, v]
+        direction = _generator.normal(size=given[place].shape)
+        ahead, behind = (
+            [*given[:place], given[place] + step * direction, *given[place + 1 :]] for step in (1e-5, -1e-5)
+        )
+        slope = (loss(*ahead)[0] - loss(*behind)[0]) / 2e-5
+        assert slope == pytest.approx(float((one * direction).sum()), rel=1e-6, abs=1e-6)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unidist_context_parallel.layout.blocks import Indices, causal_parts
+from unidist_context_parallel.layout.blocks import Indices, causal_parts, row_tiles, tiles
 from unidist_context_parallel.layout.sequence import zigzag
 
 
@@ -54,3 +54,27 @@ def test_a_block_of_a_zig_zag_division_is_one_part_and_ranks_compute_as_much(ran
     assert kinds[rank] == ("causal", 16, 16)
     assert kinds[:rank] == [("full", 16, 8)] * rank
     assert kinds[rank + 1 :] == [("full", 8, 16)] * (3 - rank)
+
+
+@given(positions, positions, st.booleans(), st.none() | st.integers(1, 9), st.integers(1, 9))
+def test_tiles_cover_what_is_seen_once(
+    queries: Indices, keys: Indices, causal: bool, window: int | None, limit: int
+) -> None:
+    seen = (keys[None] <= queries[:, None]) | (not causal)
+    if window is not None:
+        seen &= abs(keys[None] - queries[:, None]) < window
+    found = np.zeros(seen.shape, int)
+    rows = row_tiles(queries, limit)
+    assert [index for each in rows for index in range(each.start, each.stop)] == list(range(len(queries)))
+    for each in rows:
+        for part in tiles(queries[each], keys, causal=causal, window=window, limit=limit):
+            assert part.columns.stop - part.columns.start <= limit
+            block, visible = found[each][part.rows, part.columns], seen[each][part.rows, part.columns]
+            assert part.kind == "mixed" or visible.all()
+            block += visible
+    assert (found == seen).all()
+
+
+@given(st.integers(1, 6), st.integers(0, 40))
+def test_every_rank_has_tokens_of_a_sequence_of_two_chunks_for_each(ranks: int, more: int) -> None:
+    assert min(zigzag(2 * ranks + more, ranks).counts) > 0
