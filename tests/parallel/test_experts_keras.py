@@ -49,7 +49,7 @@ def check(found: Sequence[dict[str, float | str]]) -> None:
     assert not wrong, "\n".join(f"{case}: {outcomes}"[:2000] for case, outcomes in wrong.items())
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_numbers_are_those_of_one_process(tensorflow_pools: PartPools, ranks: int) -> None:
     check(tensorflow_pools.get(ranks).run(errors_of, (CASES[ranks],), timeout=TIMEOUT))
 

@@ -77,7 +77,10 @@ def check_all(pools: PartPools, size: int, cases: list[Case], engine: str = "shm
 @pytest.mark.parametrize(
     ("size", "cases"),
     [
-        *(pytest.param(size, cases, id=f"{size} ranks") for size, cases in CASES.items()),
+        *(
+            pytest.param(size, cases, id=f"{size} ranks", marks=[pytest.mark.soak] if size == 3 else [])
+            for size, cases in CASES.items()
+        ),
         *(pytest.param(size, cases, id=f"{size} ranks, more", marks=pytest.mark.soak) for size, cases in MORE.items()),
     ],
 )

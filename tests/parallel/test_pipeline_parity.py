@@ -97,6 +97,7 @@ def test_without_the_sum_over_stages_tied_parameters_would_differ(rank_pool: Ran
         assert max(found.get("embed.weight", 0.0), found.get("head.weight", 0.0)) > 1e-4
 
 
+@pytest.mark.soak
 def test_training_over_mpi(tmp_path: Path) -> None:
     if not usable("mpi"):
         pytest.skip("MPI is not installed")

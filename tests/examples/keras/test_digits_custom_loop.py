@@ -39,6 +39,7 @@ def test_it_runs_alone_and_draws_its_curves(run_example: Run, tmp_path: Path) ->
     assert "</svg>" in picture.read_text(encoding="utf-8")
 
 
+@pytest.mark.soak
 def test_accumulation_is_chosen_without_touching_it(run_example: Run) -> None:
     """45 batches of a rank are 22 windows of two, and a short one for `flush`."""
     arguments = ("--batch-size", "16", "--epochs", "6")
