@@ -122,15 +122,18 @@ def mean(values: Any, *, where: Any = None) -> jax.Array:
 
     Args:
         values: of this rank's tokens, any shape.
-        where: None, or of the same shape: which of them count, so that ranks may have other numbers of them. If none
-            counts anywhere, the mean is not a number.
+        where: None, or of the same shape: which of them count, so that ranks may have other numbers of them; the others
+            may be no numbers. If none counts anywhere, the mean is not a number.
     """
     axis = current_axis()
-    counts = jnp.ones_like(values) if where is None else jnp.broadcast_to(where, jnp.shape(values)).astype(values.dtype)
-    total, count = jnp.sum(values * counts if where is not None else values), jnp.sum(counts)
+    values = jnp.asarray(values)
+    wide = jnp.promote_types(values.dtype, jnp.float32)  # 16 bits cannot count tokens
+    total = jnp.sum(values.astype(wide), where=where)
+    counted = True if where is None else where
+    count = jnp.sum(jnp.broadcast_to(counted, values.shape), dtype=wide)
     if axis.size > 1:
         total, count = axis.summed(total), axis.summed(jax.lax.stop_gradient(count))
-    return total / count
+    return (total / count).astype(values.dtype)
 
 
 def whole(array: Any, *, dim: int = 1) -> Any:

@@ -170,6 +170,20 @@ def test_on_more_ranks(jax_pools: PartPools, strategy: str) -> None:
     )
 
 
+def averaged() -> None:
+    """Average what is no number where it does not count, and more than 16 bits can count."""
+    ud.init()
+    values = jnp.where(jnp.arange(1000) < 300, jnp.nan, jnp.linspace(0, 1, 1000)).astype(jnp.bfloat16)
+    found = ud.context.mean(values, where=jnp.arange(1000) >= 300)
+    assert found.dtype == jnp.bfloat16
+    assert float(found) == float(jnp.mean(values[300:]))
+    ud.shutdown()
+
+
+def test_a_mean_leaves_out_what_does_not_count(jax_pools: PartPools) -> None:
+    jax_pools.get(1).run(averaged)
+
+
 def refused() -> None:
     ud.init()
     params = {"w": jnp.ones((4, 4))}
