@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,17 +20,30 @@ from unidist_context_parallel.layout.sequence import SequenceLayout, zigzag
 _FUNCTIONS = JaxFunctions()
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What an attention is told besides its arrays.
+
+    Args:
+        mask: None, or `(batch or 1, heads or 1, queries or 1, all tokens or 1)`, of bool.
+        causal: a query sees keys up to its own position.
+        window: None, or a query sees keys at a smaller distance alone.
+        scale: of the scores; None: 1/sqrt(width).
+    """
+
+    mask: Any
+    causal: bool
+    window: int | None
+    scale: float | None
+
+
 def by_ring(
     axis: JaxAxis,
     layout: SequenceLayout,
     q: Any,
     k: Any,
     v: Any,
-    mask: Any,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
+    rules: Rules,
 ) -> Any:
     """Return the output `(batch, tokens, heads, width)`. Differentiable; collective.
 
@@ -39,12 +53,9 @@ def by_ring(
         q: `(batch, tokens of this rank, heads, width)`.
         k: `(batch, tokens of this rank, heads of keys, width)`.
         v: the same.
-        mask: None, or `(batch or 1, heads or 1, tokens of this rank or 1, all tokens or 1)`, of bool.
-        causal: a query sees keys up to its own position.
-        window: None, or a query sees keys at a smaller distance alone.
-        scale: of the scores; None: 1/sqrt(width).
+        rules: with a mask of this rank's queries.
     """
-    return _by_blocks(layout, axis.rank, axis.shift, q, k, v, mask, causal=causal, window=window, scale=scale)
+    return _by_blocks(layout, axis.rank, axis.shift, q, k, v, rules)
 
 
 def by_gather(
@@ -53,16 +64,12 @@ def by_gather(
     q: Any,
     k: Any,
     v: Any,
-    mask: Any,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
+    rules: Rules,
 ) -> Any:
     """Return the output with all keys and values gathered; see `by_ring`."""
     keys, values = axis.gathered(k, layout, 1), axis.gathered(v, layout, 1)
-    seen = _and(mask, _by_place(layout.positions(axis.rank), layout.size, causal=causal, window=window))
-    return jax.nn.dot_product_attention(q, keys, values, mask=seen, scale=scale)
+    seen = _and(rules.mask, _by_place(layout.positions(axis.rank), layout.size, rules))
+    return jax.nn.dot_product_attention(q, keys, values, mask=seen, scale=rules.scale)
 
 
 def by_heads(
@@ -71,11 +78,7 @@ def by_heads(
     q: Any,
     k: Any,
     v: Any,
-    mask: Any,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
+    rules: Rules,
 ) -> Any:
     """Return the output with tokens exchanged for heads; see `by_ring`, but for the mask, which has all queries.
 
@@ -89,12 +92,12 @@ def by_heads(
         )
     if of_keys % axis.size:
         k, v = (jnp.repeat(each, heads // of_keys, 2) for each in (k, v))
-    if mask is not None and mask.shape[1] > 1:
+    if rules.mask is not None and rules.mask.shape[1] > 1:
         own = heads // axis.size
-        mask = mask[:, axis.rank * own : (axis.rank + 1) * own]
+        rules = replace(rules, mask=rules.mask[:, axis.rank * own : (axis.rank + 1) * own])
     q, k, v = (axis.to_heads(each, layout) for each in (q, k, v))
     alone = zigzag(layout.size, 1)
-    output = _by_blocks(alone, 0, _stay, q, k, v, mask, causal=causal, window=window, scale=scale)
+    output = _by_blocks(alone, 0, _stay, q, k, v, rules)
     return axis.to_rows(output, layout)
 
 
@@ -103,12 +106,12 @@ def _stay(arrays: Sequence[Any], rows: int, after: Sequence[Any]) -> list[Any]:
     return list(arrays)
 
 
-def _by_place(queries: Any, num_keys: int, *, causal: bool, window: int | None) -> Any:
-    if not causal and window is None:
+def _by_place(queries: Any, num_keys: int, rules: Rules) -> Any:
+    if not rules.causal and rules.window is None:
         return None
     rows, columns = jnp.asarray(queries, jnp.int32)[:, None], jnp.arange(num_keys, dtype=jnp.int32)[None, :]
-    seen = columns <= rows if causal else jnp.ones((len(queries), num_keys), bool)
-    seen = seen if window is None else seen & (jnp.abs(rows - columns) < window)
+    seen = columns <= rows if rules.causal else jnp.ones((len(queries), num_keys), bool)
+    seen = seen if rules.window is None else seen & (jnp.abs(rows - columns) < rules.window)
     return seen[None, None]
 
 
@@ -125,17 +128,14 @@ def _by_blocks(
     q: Any,
     k: Any,
     v: Any,
-    mask: Any,
-    *,
-    causal: bool,
-    window: int | None,
-    scale: float | None,
+    rules: Rules,
 ) -> Any:
     """Return the output of the queries of one rank of a layout; see `by_ring`."""
     batch, rows, heads, width = q.shape
     of_keys = k.shape[2]
     wide = jnp.promote_types(q.dtype, jnp.float32)
-    scale = 1 / math.sqrt(width) if scale is None else scale
+    scale = 1 / math.sqrt(width) if rules.scale is None else rules.scale
+    mask = rules.mask
     own = (q.astype(wide) * jnp.asarray(scale, wide)).reshape(batch, rows, of_keys, heads // of_keys, width)
     if mask is not None:
         groups = (1, 1) if mask.shape[1] == 1 else (of_keys, heads // of_keys)
@@ -146,8 +146,8 @@ def _by_blocks(
             _FUNCTIONS,
             layout,
             rank,
-            causal=causal,
-            window=window,
+            causal=rules.causal,
+            window=rules.window,
             mask=None if pairs is None else Mask(pairs=pairs),
         )
 

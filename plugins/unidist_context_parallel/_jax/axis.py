@@ -152,11 +152,11 @@ class JaxAxis:
         return result
 
     def _gather(self, array: Any, layout: SequenceLayout, dim: int) -> Any:
-        (rows,) = bind(_Gather(self._cell, self.size), [jnp.moveaxis(array, dim, 0)])
+        (rows,) = bind(_Gather(self._cell), [jnp.moveaxis(array, dim, 0)])
         return jnp.moveaxis(rows[layout.gathered_order()], 0, dim)
 
     def _scatter(self, array: Any, layout: SequenceLayout, dim: int) -> Any:
-        (rows,) = bind(_Scatter(self._cell, self.size), [jnp.moveaxis(array, dim, 0)[self._by_rank(layout)]])
+        (rows,) = bind(_Scatter(self._cell), [jnp.moveaxis(array, dim, 0)[self._by_rank(layout)]])
         return jnp.moveaxis(rows, 0, dim)
 
     def _to_heads(self, x: Any, layout: SequenceLayout) -> Any:
@@ -253,10 +253,6 @@ class _AllToAll(_AxisOperation):
 class _Gather(_AxisOperation):
     """The rows of all ranks, rank by rank."""
 
-    def __init__(self, cell: Cell[Communicator], size: int) -> None:
-        super().__init__(cell)
-        self._size = size
-
     @property
     @override
     def title(self) -> str:
@@ -265,21 +261,17 @@ class _Gather(_AxisOperation):
     @override
     def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
         (rows,) = operands
-        return [ShapeDtype((self._size * rows.shape[0], *rows.shape[1:]), rows.dtype)]
+        return [ShapeDtype((self._cell.value.size * rows.shape[0], *rows.shape[1:]), rows.dtype)]
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
         source = buffer_of_array(operands[0])
-        counts = [source.count] * self._size
+        counts = [source.count] * self._cell.value.size
         self._cell.value.allgather(source, buffer_of_array(results[0]), counts=counts).wait()
 
 
 class _Scatter(_AxisOperation):
     """This rank's rows of the sum over the ranks, of rows that are ordered rank by rank."""
-
-    def __init__(self, cell: Cell[Communicator], size: int) -> None:
-        super().__init__(cell)
-        self._size = size
 
     @property
     @override
@@ -289,10 +281,10 @@ class _Scatter(_AxisOperation):
     @override
     def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
         (rows,) = operands
-        return [ShapeDtype((rows.shape[0] // self._size, *rows.shape[1:]), rows.dtype)]
+        return [ShapeDtype((rows.shape[0] // self._cell.value.size, *rows.shape[1:]), rows.dtype)]
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
         target = buffer_of_array(results[0])
-        counts = [target.count] * self._size
+        counts = [target.count] * self._cell.value.size
         self._cell.value.reducescatter(buffer_of_array(operands[0]), target, counts=counts).wait()

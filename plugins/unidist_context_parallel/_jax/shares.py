@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unidist.errors import UsageError
-from unidist_context_parallel._jax.attention import by_gather, by_heads, by_ring
+from unidist_context_parallel._jax.attention import Rules, by_gather, by_heads, by_ring
 from unidist_context_parallel._jax.axis import JaxAxis, current_axis
 
 __all__ = ["attention", "mean", "positions", "split", "whole"]
@@ -111,10 +111,9 @@ def attention(
         raise UsageError(f"{query.shape[2]} heads of queries are no multiple of {key.shape[2]} heads of keys")
     layout = axis.layout_of_local(query.shape[1])
     compute = {"ring": by_ring, "gather": by_gather, "ulysses": by_heads}[axis.exchange]
-    return compute(
-        axis, layout, query, key, value, _own_mask(axis, mask, layout.size),
-        causal=is_causal, window=_window(local_window_size, is_causal=is_causal), scale=scale,
-    )  # fmt: skip
+    window = _window(local_window_size, is_causal=is_causal)
+    rules = Rules(_own_mask(axis, mask, layout.size), is_causal, window, scale)
+    return compute(axis, layout, query, key, value, rules)
 
 
 def mean(values: Any, *, where: Any = None) -> jax.Array:
