@@ -150,7 +150,7 @@ class DividedInputs(ChangesInputs):
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # of torch
 def _check_runs_eagerly(size: int) -> None:
-    """Raise UsageError within torch.compile, which fails later with errors of its own that name no cause."""
+    """Raise UsageError within torch.compile, whose later errors would not name the cause."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == _COMPILER:

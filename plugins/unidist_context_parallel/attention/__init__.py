@@ -1,4 +1,4 @@
-"""The ring of attention in functions that numpy, TensorFlow and JAX have alike; PyTorch has fused kernels for its own.
+"""Ring attention on array functions that numpy, TensorFlow and JAX share; PyTorch's ring uses fused kernels.
 
 `arrays` names these functions, `blocks` attends to one rank's keys after the other with a running softmax, and `ring`
 brings them. Imports `layout` alone; no framework.

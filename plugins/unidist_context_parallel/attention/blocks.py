@@ -170,7 +170,7 @@ class BlockAttention:
         )
 
     def _spliced(self, whole: Array, own: Array, at: slice) -> Array:
-        """Return an array with rows of its own at `at`."""
+        """Return `whole` with its rows at `at` replaced by `own`."""
         if at == slice(0, whole.shape[3]):
             return own
         return self.functions.concatenate([whole[:, :, :, : at.start], own, whole[:, :, :, at.stop :]], 3)

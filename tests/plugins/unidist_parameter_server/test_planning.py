@@ -77,7 +77,7 @@ def test_asynchronous_workers_wait_for_their_own_messages_only_while_others_comp
     assert alone.seconds < together.seconds
     own = 2 * 7 / 8 * MODEL_SECONDS
     assert seconds(alone, "push", "fetch") >= own * 0.99
-    # computing takes no time: then the server's link is all that there is
+    # with no computing time, only the link of the server counts
     assert predicted("parameter_server=async:servers=1", 8).seconds == pytest.approx(
         predicted("parameter_server=sync:servers=1", 8).seconds, rel=0.02
     )

@@ -61,7 +61,7 @@ class DividedAttention:
         if given is None:
             return compute(query, key, value, attention_mask, training, *args)
         mask, axis = attention_mask, self.unidist_axis
-        assert isinstance(mask, SequenceMask), "Keras asks for the mask first, and made none of its own"
+        assert isinstance(mask, SequenceMask), "Keras asks for the mask before it attends"
         if given.whole_keys:
             return compute(query, key, value, mask.of_rows(key.shape[1]), training, *args)
         if self.unidist_exchange == "gather":
