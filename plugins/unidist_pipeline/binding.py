@@ -32,12 +32,16 @@ class PipelineBinding(ABC):
 class KeepsStages(ABC):
     """Capability of a `PipelineBinding`: a divided model goes on when the ranks of an elastic job change.
 
-    Only the runner of its steps communicates, and that is made again in each generation.
+    Only the runner of its steps communicates; what belongs to one generation is made again in the next.
     """
 
     @abstractmethod
     def division(self, model: Any) -> Any:
         """See `KeepsDivision.division`."""
+
+    def before_joining(self, model: Any) -> Any:
+        """See `KeepsDivision.before_joining`."""
+        return model
 
     @abstractmethod
     def rejoin(self, strategy: Pipeline, model: Any, context: RuntimeAPI, division: Any) -> Any:

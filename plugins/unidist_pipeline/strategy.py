@@ -193,6 +193,10 @@ class Pipeline(Strategy, RunsSteps, KeepsDivision, NamesPlugins, EstimatesMemory
         return self._keeping(model, context).division(model)
 
     @override
+    def before_joining(self, model: Any, context: RuntimeAPI) -> Any:
+        return self._keeping(model, context).before_joining(model)
+
+    @override
     def rejoin(self, model: Any, context: RuntimeAPI, division: Any) -> Any:
         return self._keeping(model, context).rejoin(self, model, context, division)
 

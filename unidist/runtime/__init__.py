@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unidist.runtime import context, hookspecs
     from unidist.runtime.context import Context, begin_job, current, engine_usable, init, is_initialized, shutdown
     from unidist.runtime.local_rendezvous import LocalRendezvous
+    from unidist.runtime.of_context import OfContext
     from unidist.runtime.plugin_manager import (
         ENTRY_POINT_GROUP,
         OWN_DISTRIBUTION,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "ENTRY_POINT_GROUP", "OWN_DISTRIBUTION", "Context", "LocalRendezvous", "PluginInfo", "PluginManager",
+    "ENTRY_POINT_GROUP", "OWN_DISTRIBUTION", "Context", "LocalRendezvous", "OfContext", "PluginInfo", "PluginManager",
     "begin_job", "context", "current", "engine_usable", "hookimpl", "hookspecs", "init", "is_initialized", "shutdown",
 ]  # fmt: skip
 
@@ -32,6 +33,7 @@ __getattr__ = lazy_names(
         "": "context hookspecs",
         "context": "Context begin_job current engine_usable init is_initialized shutdown",
         "local_rendezvous": "LocalRendezvous",
+        "of_context": "OfContext",
         "plugin_manager": "ENTRY_POINT_GROUP OWN_DISTRIBUTION PluginInfo PluginManager hookimpl",
     },
 )

@@ -336,6 +336,14 @@ class KeepsDivision(ABC):
     def division(self, model: Any, context: RuntimeAPI) -> Any:
         """Return the choices by which `partition` has divided this rank's model; picklable, equal on every rank."""
 
+    def before_joining(self, model: Any, context: RuntimeAPI) -> Any:
+        """Return the object that will be this rank's part of the model, on a rank that has not joined the others yet.
+
+        The script goes on with it, and `rejoin`, which is given the whole model, returns the same object. The default
+        returns the model: for strategies that divide it in place.
+        """
+        return model
+
     @abstractmethod
     def rejoin(self, model: Any, context: RuntimeAPI, division: Any) -> Any:
         """Return this rank's part of the model, by the choices of ranks that were there before.

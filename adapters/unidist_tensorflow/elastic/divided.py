@@ -14,6 +14,7 @@ from unidist.elastic.state import Handler, SharedHandler
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation.objects import gather_objects
 from unidist.runtime.context import Context
+from unidist.strategy.interface import RunsSteps
 from unidist_keras.seeds import differs_in_replica, seeds_of
 from unidist_tensorflow.checkpoint.states import KerasStates
 from unidist_tensorflow.memory import Array
@@ -79,12 +80,13 @@ class SeedsHandler(Handler):
 
     @override
     def sync(self) -> None:
-        """Leave them as they are: see `share_in_replica`, which needs all other values to be in place."""
+        """Leave them as they are: see `share`, which needs all other values to be in place."""
 
-    def share_in_replica(self, runtime: Context, *, has_values: bool) -> None:
-        """Give a rank that has joined the seeds of one of its replica, and keep them. Collective over all ranks.
+    def share(self, runtime: Context, *, has_values: bool) -> None:
+        """Give a rank that has joined the seeds of a rank with the same layers, and keep them. Collective.
 
-        Where layers of a replica differ, it keeps its own seed, and takes the count of numbers that were drawn.
+        It takes the seeds of its replica, so that ranks which compute a layer together draw the same, unless each of
+        them draws its own numbers. It takes the count of numbers that were drawn from any rank that has drawn them.
 
         Args:
             runtime: of the present generation.
@@ -92,12 +94,19 @@ class SeedsHandler(Handler):
         """
         self.save()
         told: list[tuple[bool, list[Array]]] = gather_objects(runtime.world, (has_values, self._saved))
-        rank, mesh = runtime.topology.rank, runtime.mesh
-        place = mesh.coordinates(rank)[DATA_AXIS]
-        replica = [each for each in range(len(told)) if mesh.coordinates(each)[DATA_AXIS] == place]
-        source = next((each for each in replica if told[each][0]), replica[0])
-        if has_values or source == rank:
+        places = [runtime.mesh.coordinates(rank) for rank in range(len(told))]
+        if has_values:
             return
-        for state, own, given in zip(self._states(), self._saved, told[source][1], strict=True):
-            state.assign(np.concatenate([own[:1], given[1:]]) if differs_in_replica(state) else given)
+        own = places[runtime.topology.rank]
+        stages = [
+            item.axis for item in runtime.plan.strategies if isinstance(item, RunsSteps) and item.axis is not None
+        ]
+        peers = [rank for rank, place in enumerate(places) if all(place.get(axis) == own.get(axis) for axis in stages)]
+        mates = [rank for rank in peers if places[rank][DATA_AXIS] == own[DATA_AXIS]]
+        of_replica = next((rank for rank in mates if told[rank][0]), mates[0])
+        counted = next((rank for rank in (of_replica, *peers) if told[rank][0]), of_replica)
+        for state, saved, seed, count in zip(
+            self._states(), self._saved, told[of_replica][1], told[counted][1], strict=True
+        ):
+            state.assign(np.concatenate([(saved if differs_in_replica(state) else seed)[:1], count[1:]]))
         self.save()

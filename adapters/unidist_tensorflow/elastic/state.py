@@ -191,7 +191,7 @@ class TensorFlowKerasState(ObjectState):
         if self._is_divided:
             seeds = self._handlers["seeds"]
             assert isinstance(seeds, SeedsHandler)
-            seeds.share_in_replica(context.current(), has_values=self.has_values)
+            seeds.share(context.current(), has_values=self.has_values)
 
     def _build_optimizer(self) -> None:
         """Build it in an elastic job: a rank that joins later needs the variables that the others send it."""

@@ -97,7 +97,7 @@ def distribute(
             "change. Leave elastic= out"
         )
     if keeps_division:
-        bound = _bind_divided(model, chosen, strategy, average=averages(op))
+        model, bound = _bind_divided(model, chosen, strategy, average=averages(op))
     else:
         model, bound = bind_model(model, chosen, plan, average=averages(op))
     if getattr(model, "optimizer", None) is not None and optimizer is None:
@@ -105,19 +105,19 @@ def distribute(
     runs = plan.find(RunsSteps)
     if runs is None:
         _prepare_fit(model, bound)
-        if runtime.is_elastic:
-            ElasticFit(
-                model,
-                bound,
-                plan,
-                elastic,
-                prepare=lambda inputs: None if keeps_division else build_on_all_ranks(model, bound, inputs),
-            )
     else:
         runner = runs.step_runner(TensorFlowFramework(), context.current())(model, None, bound)
         assert isinstance(runner, StepRunner), f"{type(runner).__qualname__} is no runner of Keras models"
         runner.prepare_fit()
-    if not runtime.is_elastic:
+    if runtime.is_elastic:
+        ElasticFit(
+            model,
+            bound,
+            plan,
+            elastic,
+            prepare=lambda inputs: None if keeps_division else build_on_all_ranks(model, bound, inputs),
+        )
+    else:
         measure_fit(model)
         warn_in_fit(model)
     return model, bound
@@ -130,15 +130,15 @@ def _chosen_optimizer(model: Any, optimizer: Any) -> Any:
     return chosen
 
 
-def _bind_divided(model: Any, optimizer: Any, strategy: StrategyLike, *, average: bool) -> Any:
-    """Divide a model of an elastic job in place, on this rank maybe later; returns the optimizer. Collective."""
+def _bind_divided(model: Any, optimizer: Any, strategy: StrategyLike, *, average: bool) -> tuple[Any, Any]:
+    """Divide a model of an elastic job, on this rank maybe later; returns both, as this rank has them. Collective."""
 
-    def bind_by(plan: Plan, divide: Divide | None) -> None:
-        bind_model(model, optimizer, plan, average=average, keeps_division=True, divide=divide)
+    def bind_by(plan: Plan, divide: Divide | None) -> Any:
+        return bind_model(model, optimizer, plan, average=average, keeps_division=True, divide=divide)[0]
 
     divided = DividedTraining(model, optimizer, strategy, bind_by)
-    model.__dict__[_DIVIDED] = divided  # which generations refer to weakly
-    return optimizer
+    divided.model.__dict__[_DIVIDED] = divided  # which generations refer to weakly
+    return divided.model, optimizer
 
 
 def bind_model(

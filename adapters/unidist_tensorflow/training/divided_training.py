@@ -1,8 +1,8 @@
 """A Keras model that is divided over ranks, through the generations of an elastic job.
 
 A rank that stays keeps its part of the model, its variables and its optimizer, and communicates with other ranks. A
-rank that joins has the whole model, as the script has built it; it takes its part, as the others hold theirs. Model and
-optimizer stay the same objects, which scripts, `fit` and traced functions know.
+rank that joins has the whole model, as the script has built it; it takes its part, as the others hold theirs. What
+`distribute` has returned stays the same objects, which scripts, `fit` and traced functions know.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ class DividedTraining(Rebindable):
         model: whole, and built.
         optimizer: for its variables, neither built nor bound.
         strategy: see `distribute`.
-        bind: divides the model and binds the optimizer by the plan, see `bind_model`; it is given what returns this
-            rank's part of the model as others hold theirs already, or None.
+        bind: divides the model and binds the optimizer by the plan, see `bind_model`, and returns this rank's part of
+            the model; it is given what returns that part as others hold theirs already, or None.
+
+    Attributes:
+        model: this rank's part; as long as the rank is alone, what will be its part.
 
     Raises:
         ConfigurationError: the strategies that divide the model are the script's own, of which the launcher does not
@@ -43,10 +46,11 @@ class DividedTraining(Rebindable):
     """
 
     def __init__(
-        self, model: Any, optimizer: Any, strategy: StrategyLike, bind: Callable[[Plan, Divide | None], object]
+        self, model: Any, optimizer: Any, strategy: StrategyLike, bind: Callable[[Plan, Divide | None], Any]
     ) -> None:
         runtime = runtime_of_process.current()
-        self._model, self._optimizer, self._strategy, self._bind_model = model, optimizer, strategy, bind
+        self.model = model
+        self._whole, self._optimizer, self._strategy, self._bind_model = model, optimizer, strategy, bind
         self._is_divided = False
         check_keeps_division(self._plan, runtime.plan)
         if not is_alone():
@@ -56,13 +60,16 @@ class DividedTraining(Rebindable):
                 "the optimizer has state of the whole model already, and the model is to be divided over ranks: give a "
                 "new one"
             )
+        else:
+            for item in self._dividing():
+                self.model = item.before_joining(self.model, runtime)
         follow_generations(self)
 
     @override
     def rebind(self, context: RuntimeAPI) -> None:
         """Go on in a new generation, see `unidist.elastic.rebinding.Rebindable`. Collective over all ranks."""
-        dividing = [item for item in self._plan.innermost_first if isinstance(item, KeepsDivision)]
-        own = [item.division(self._model, context) for item in dividing] if self._is_divided else None
+        dividing = self._dividing()
+        own = [item.division(self.model, context) for item in dividing] if self._is_divided else None
         runtime = runtime_of_process.current()
         told: list[list[Any] | None] = gather_objects(runtime.world, own)
         known = next((each for each in told if each is not None), None)
@@ -74,33 +81,37 @@ class DividedTraining(Rebindable):
             self._bind(lambda: self._rejoined(context, known))
             return
         for item in dividing:
-            item.rebind(self._model, context)
+            item.rebind(self.model, context)
         if hasattr(self._optimizer, "_unidist"):
             self._optimizer._unidist.rebind()
         else:  # the last generation ended before it was bound
-            self._bind(lambda: self._model)
+            self._bind(lambda: self.model)
 
     @property
     def _plan(self) -> Plan:
         """The plan for the present ranks."""
         return runtime_of_process.current().plan_for(self._strategy)
 
+    def _dividing(self) -> list[KeepsDivision]:
+        return [item for item in self._plan.innermost_first if isinstance(item, KeepsDivision)]
+
     def _bind(self, divide: Divide | None) -> None:
-        self._bind_model(self._plan, divide)
+        self.model = self._bind_model(self._plan, divide)
         self._is_divided = True
 
     def _rejoined(self, context: RuntimeAPI, divisions: Sequence[Any]) -> Any:
         """Return this rank's part of the model: what `Plan.prepare` does, by the choices of other ranks."""
-        plan, left = self._plan, list(divisions)
+        plan, left, model = self._plan, list(divisions), self._whole
         for chooser in plan.all(ChoosesPrecision):
-            chooser.prepare(self._model, plan, context)
+            model = chooser.prepare(model, plan, context)
         for item in plan.innermost_first:
             if isinstance(item, KeepsDivision):
-                item.rejoin(self._model, context, left.pop(0))
+                model = item.rejoin(model, context, left.pop(0))
             else:
-                item.partition(self._model, context)
+                model = item.partition(model, context)
+        self.model = model
         self._is_divided = True
-        return self._model
+        return model
 
 
 def check_keeps_division(plan: Plan, of_launcher: Plan) -> None:
@@ -116,10 +127,12 @@ def check_keeps_division(plan: Plan, of_launcher: Plan) -> None:
             f"this job is elastic, and the script divides the model by {' and '.join(names)}. The launcher, which "
             "decides how many ranks train, has to know: give the strategy on its command line (--strategy)"
         )
-    for item in plan.strategies:
-        if isinstance(item, RunsSteps) and item.axis_size != 1:
-            raise ConfigurationError(
-                f"this job is elastic, and {item.name} divides a Keras model: its stages cannot go on when ranks "
-                "change, as those of PyTorch can. Use tensor=N, or launch without --min-np, --max-np and "
-                "--host-discovery-script"
-            )
+    dividing = [item for item in plan.strategies if isinstance(item, KeepsDivision) and item.axis_size != 1]
+    stages = next((item.name for item in dividing if isinstance(item, RunsSteps)), None)
+    if stages is not None and len(dividing) > 1:
+        others = " and ".join(item.name for item in dividing if item.name != stages)
+        raise ConfigurationError(
+            f"this job is elastic, and {stages} and {others} divide a Keras model: its stages cannot go on when "
+            f"ranks change, as those of PyTorch can, if they are divided themselves. Use {stages} or {others}, "
+            "or launch without --min-np, --max-np and --host-discovery-script"
+        )

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 from typing_extensions import override
 
+from unidist.checkpoint.format.interface import kept_state
 from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
 from unidist.elastic.state import ObjectState
 from unidist.elastic.step_training import Policy, Progress, Redistributable
@@ -58,7 +59,8 @@ class ElasticFit(elastic_fit.ElasticFit):
         assert isinstance(data, ElasticDataset), "of data_of"
         self._prepare(keras.utils.unpack_x_y_sample_weight(x.element_spec)[0])
         self._batches_of = data
-        self._step = PiecewiseTrainStep(self.model, self.optimizer, data)
+        together = self._plan.divides_model or kept_state(self.model) is not None
+        self._step = PiecewiseTrainStep(self.model, self.optimizer, data, together=together)
 
     @override
     def warm_up(self, data: Redistributable, x: Any) -> None:

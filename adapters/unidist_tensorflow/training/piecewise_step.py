@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unidist.checkpoint.format.interface import kept_state
 from unidist_tensorflow.elastic.data import ElasticDataset
 from unidist_tensorflow.gradients.tensors import host_node
 from unidist_tensorflow.memory import Array
@@ -25,13 +24,13 @@ class PiecewiseTrainStep:
             Keras' does.
         optimizer: bound; updates after the last micro-batch.
         data: the batches that were taken.
+        together: ranks can compute only together, so one without samples computes with a sample that has no weight.
     """
 
-    def __init__(self, model: Any, optimizer: Any, data: ElasticDataset) -> None:
+    def __init__(self, model: Any, optimizer: Any, data: ElasticDataset, *, together: bool) -> None:
         self._plain = model.train_step
         self._model, self._optimizer, self._data = model, optimizer, data
-        # If ranks can compute only together, one without samples computes with a sample that has no weight.
-        self._together = kept_state(model) is not None
+        self._together = together
 
     def __call__(self, data: Any) -> Any:
         """Train on one batch; returns the logs of its last micro-batch, which Keras' metrics accumulate."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -16,12 +15,11 @@ from unidist.errors import UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context
+from unidist.runtime.of_context import OfContext
 from unidist.training.mean_loss import MeanLoss
 from unidist_torch.elastic.state import TorchState
 from unidist_torch.models.batches import check_samples, cut
 from unidist_torch.models.step_runner import LossFunction, StepRunner
-
-T = TypeVar("T")
 
 
 class TrainingState(TorchState):
@@ -139,22 +137,3 @@ class PiecewiseStep:
             self._optimizer.step()
         self._optimizer.zero_grad()
         return mean_loss(total)
-
-
-class OfContext(Generic[T]):
-    """Something that belongs to a context, and is made again in each generation of an elastic job, when asked for.
-
-    Args:
-        make: makes it.
-    """
-
-    def __init__(self, make: Callable[[], T]) -> None:
-        self._make = make
-        self._made: tuple[weakref.ref[context.Context], T] | None = None
-
-    def __call__(self) -> T:
-        """Return that of the present context. Collective if to make it is."""
-        runtime = context.current()
-        if self._made is None or self._made[0]() is not runtime:
-            self._made = (weakref.ref(runtime), self._make())
-        return self._made[1]

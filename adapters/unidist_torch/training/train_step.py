@@ -10,12 +10,13 @@ from unidist.elastic.batches import BatchShare
 from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
 from unidist.errors import ConfigurationError, UsageError
 from unidist.runtime import context
+from unidist.runtime.of_context import OfContext
 from unidist.strategy.interface import GradientOwner, OwnsParameters, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist.waits import calling
 from unidist_torch.elastic.handlers import has_sharded_parameters
-from unidist_torch.elastic.step_training import OfContext, PiecewiseStep, TrainingState
+from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.models.batches import num_samples
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 DIVISION = "_unidist_division"
 """The attribute of a `PipelineModel` that holds its `Division`."""
 
+_WAITING = "_unidist_waiting_pipeline"
+"""The attribute of a whole model that holds the `PipelineModel` for the stages that this rank gets later."""
+
 _OVERRIDABLE = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics")
 
 
@@ -38,21 +41,43 @@ class Division:
         modules: this rank's stages, by number.
         programs: of the whole model, in training and in inference.
         tied: variables that several ranks hold, with the ranks of the pipeline that do.
-        overridden: methods that the script's model overrides, which a pipeline cannot run.
-        takes_training: `fit` tells the model's call that it is training.
-        compiled_with: arguments of the model's `compile`, without the optimizer; empty if it was not compiled.
+        cuts: the choices of the division.
     """
 
     modules: Mapping[int, StageModule]
     programs: tuple[Program, Program]
     tied: Sequence[tuple[Sequence[int], Any]]
-    overridden: Sequence[str]
-    takes_training: bool
-    compiled_with: Mapping[str, Any]
+    cuts: Cuts
 
 
-def divide(strategy: Pipeline, model: Any, context: RuntimeAPI) -> PipelineModel:
-    """See `Pipeline.partition`."""
+@dataclass(frozen=True)
+class Cuts:
+    """Where a model is cut. Other ranks cut it there, too.
+
+    Args:
+        starts: of the stages, in terms of the steps of the program in training.
+        num_steps: of that program.
+    """
+
+    starts: tuple[int, ...]
+    num_steps: int
+
+
+def model_to_fill(model: Any) -> PipelineModel:
+    """Return what `divide` will return for this whole model, without stages. See `KeepsDivision.before_joining`."""
+    waiting = model.__dict__[_WAITING] = _empty(model)
+    return waiting
+
+
+def divide(strategy: Pipeline, model: Any, context: RuntimeAPI, cuts: Cuts | None = None) -> PipelineModel:
+    """See `Pipeline.partition`.
+
+    Args:
+        strategy: the user's choices.
+        model: whole.
+        context: the runtime.
+        cuts: of ranks that have divided it already; None: they are chosen.
+    """
     if not model.built:
         raise UsageError(
             f"pipeline: the model {model.name!r} has no variables yet, so it cannot be cut into stages. Give it an "
@@ -60,11 +85,18 @@ def divide(strategy: Pipeline, model: Any, context: RuntimeAPI) -> PipelineModel
         )
     programs = programs_of(model)
     placement = strategy.build(context.plugins, 1).placement
-    starts = _starts(strategy, programs, len(placement), context)
+    if cuts is None:
+        starts = _starts(strategy, programs, len(placement), context)
+        cuts = Cuts(tuple(starts), len(programs[0].steps))
+    elif cuts.num_steps != len(programs[0].steps):
+        raise ConfigurationError(
+            f"pipeline: this rank's model {model.name!r} makes {len(programs[0].steps)} steps, and that of the ranks "
+            f"which it joins {cuts.num_steps}. Build the same model on every rank"
+        )
     segments = list(
         zip(
-            segments_of(programs[0], starts),
-            segments_of(programs[1], corresponding(programs[0], starts, programs[1])),
+            segments_of(programs[0], cuts.starts),
+            segments_of(programs[1], corresponding(programs[0], cuts.starts, programs[1])),
             strict=True,
         )
     )
@@ -79,7 +111,8 @@ def divide(strategy: Pipeline, model: Any, context: RuntimeAPI) -> PipelineModel
     }
     for number, module in modules.items():
         module.add_variables([each for each in model.weights if users[id(each)] == {number}])
-    divided = PipelineModel(model, list(modules.values()))
+    divided = model.__dict__.pop(_WAITING, None) or _empty(model)
+    divided.hold(list(modules.values()))
     holders = {key: sorted({placement[number] for number in numbers}) for key, numbers in users.items()}
     weights = list({id(each): each for each in model.weights}.values())
     divided.__dict__[STATE_ATTRIBUTE] = StagePlacements(
@@ -89,14 +122,16 @@ def divide(strategy: Pipeline, model: Any, context: RuntimeAPI) -> PipelineModel
         placements_of(model),
     )
     tied = [(holders[id(each)], each) for each in weights if each.trainable and len(holders[id(each)]) > 1]
-    overridden = [name for name in _OVERRIDABLE if getattr(type(model), name) is not getattr(keras.Model, name)]
-    takes_training = bool(model._call_has_training_arg)
-    divided.__dict__[DIVISION] = Division(
-        modules, programs, tied, overridden, takes_training, _compiled_with(model) if model.compiled else {}
-    )
+    divided.__dict__[DIVISION] = Division(modules, programs, tied, cuts)
     held = {id(each) for each in divided.weights}
     release(each for each in weights if id(each) not in held)
     return divided
+
+
+def _empty(model: Any) -> PipelineModel:
+    overridden = [name for name in _OVERRIDABLE if getattr(type(model), name) is not getattr(keras.Model, name)]
+    compiled_with = _compiled_with(model) if model.compiled else {}
+    return PipelineModel(model, overridden=overridden, compiled_with=compiled_with)
 
 
 def _starts(

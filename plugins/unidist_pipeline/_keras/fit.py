@@ -26,17 +26,15 @@ class PipelineFit:
     Args:
         runner: of the model.
         model: compiled before the first step.
-        takes_training: see `Division`.
 
     Attributes:
         results: of the metrics, as of the last step.
     """
 
-    def __init__(self, runner: PipelineRunner, model: PipelineModel, *, takes_training: bool) -> None:
+    def __init__(self, runner: PipelineRunner, model: PipelineModel) -> None:
         self.results: dict[str, Any] = {}
         self._runner = runner
         self._model = model
-        self._takes_training = takes_training
         self._checked: Any = None
         self._compiled: Any = None
 
@@ -49,7 +47,7 @@ class PipelineFit:
             return self._runner.predict(x), self._runner.compute(x, self._targets(y), sample_weight, self._loss)
 
         before_step(self._model, found, x, lambda outputs: self._loss_of_whole(y, outputs, sample_weight))
-        loss = self._runner.train(x, self._targets(y), sample_weight, self._loss, training=self._takes_training)
+        loss = self._runner.train(x, self._targets(y), sample_weight, self._loss, training=self._model.takes_training)
         return self._measured(loss, x, y, sample_weight)
 
     def test(self, x: Any, y: Any, sample_weight: Any) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The model of one rank of a pipeline: its stages only, with the interface of the whole model.
 
+A rank that waits to join an elastic job has one without stages, which gets them when the rank joins.
+
 `fit`, `evaluate`, `predict` and `train_on_batch` run the pipeline: every rank calls them with the same arguments, and
 the same data along the pipeline, and gets the same results. They run eagerly between the stages, whatever `compile` was
 told; the stages themselves are compiled.
@@ -7,7 +9,7 @@ told; the stages themselves are compiled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import keras
@@ -27,19 +29,36 @@ class PipelineModel(keras.Model):  # type: ignore[misc]  # keras has no types
 
     Args:
         whole: the model.
-        modules: this rank's stages.
+        overridden: methods that the script's model overrides, which a pipeline cannot run.
+        compiled_with: arguments of the whole model's `compile`, without the optimizer; empty if it was not compiled.
+
+    Attributes:
+        stages: this rank's.
+        takes_training: `fit` tells the model's call that it is training.
+        overridden: see above.
+        compiled_with: see above.
     """
 
-    def __init__(self, whole: Any, modules: Sequence[StageModule]) -> None:
+    overridden: Sequence[str]
+    compiled_with: Mapping[str, Any]
+
+    def __init__(self, whole: Any, *, overridden: Sequence[str], compiled_with: Mapping[str, Any]) -> None:
         super().__init__(name=whole.name, dtype=whole.dtype_policy)
         self._convert_input_args = False
         self._allow_non_tensor_positional_args = True
-        self.stages = list(modules)
+        self.stages: list[StageModule] = []
         self._shapes = (getattr(whole, "input_shape", None), getattr(whole, "output_shape", None))
         if hasattr(whole, "output_names"):  # by which losses and metrics may be given
             self.output_names = list(whole.output_names)
+        # Past Keras, which would track what is in them.
+        self.__dict__.update(overridden=tuple(overridden), compiled_with=dict(compiled_with))
+        self.takes_training = bool(whole._call_has_training_arg)
         self._pipeline_fit: PipelineFit | None = None
         self.built = True
+
+    def hold(self, modules: Sequence[StageModule]) -> None:
+        """Take this rank's stages, once."""
+        self.stages = list(modules)
 
     @property
     def input_shape(self) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -15,6 +17,7 @@ from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError, UsageError
 from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context as runtime
+from unidist.runtime.of_context import OfContext
 from unidist_keras.mixin import scales_loss
 from unidist_pipeline._keras.division import DIVISION, Division
 from unidist_pipeline._keras.fit import PipelineFit
@@ -37,6 +40,7 @@ from unidist_tensorflow.memory import (
 from unidist_tensorflow.training.step_runner import StepRunner
 
 if TYPE_CHECKING:
+    from unidist.communicator import Communicator
     from unidist_pipeline._keras.model import PipelineModel
     from unidist_pipeline.strategy import Pipeline
 
@@ -44,17 +48,13 @@ _PRINTED_BYTES = 1 << 16
 
 
 class PipelineRunner(StepRunner):
-    """See `StepRunner`. Collective over the pipeline when it is made.
+    """See `StepRunner`. Collective over the pipeline when it is made, and when it is first used in a generation.
 
     Args:
         strategy: the user's choices.
-        model: as `Pipeline.partition` returned it.
+        model: as `Pipeline.partition` returned it; on a rank that joins an elastic job later, as `before_joining` did.
         loss_fn: see `StepRunner`.
         optimizer: the bound one.
-
-    Attributes:
-        communicator: along the pipeline.
-        has_outputs: the last stage is on this rank.
     """
 
     def __init__(self, strategy: Pipeline, model: PipelineModel, loss_fn: Any, optimizer: Any) -> None:
@@ -63,25 +63,55 @@ class PipelineRunner(StepRunner):
                 "a LossScaleOptimizer looks for overflows in this rank's stages of a pipeline only. Give the plain "
                 "optimizer and --strategy precision=fp16, which looks on all ranks, or use bfloat16"
             )
-        context = runtime.current()
+        self._strategy = strategy
         self._model = model
         self._optimizer = optimizer
         self._num_microbatches = strategy.num_microbatches
-        self._division: Division = model.__dict__[DIVISION]
-        self._rank = PipelineRank(context, strategy, TensorFlowFramework())
-        self.communicator = self._rank.communicator
-        self._tied = TiedVariables(context, self.communicator, self._division.tied)
-        placement = self._rank.schedule(1).placement
-        self._root = placement[-1]
-        self.has_outputs = self._root == self._rank.rank
-        self._stages = {
-            number: KerasStage(module, self._structure() if number == len(placement) - 1 else None)
-            for number, module in self._division.modules.items()
-        }
+        self._ranks = OfContext(self._joined)
         self._loss: Loss | None = None
+        if DIVISION in model.__dict__:
+            self._ranks()
         if loss_fn is not None:
             check_loss(loss_fn, masked=self.masks_outputs)
             self._loss = mean_loss(loss_fn)
+
+    def _joined(self) -> _Ranks:
+        context = runtime.current()
+        rank = PipelineRank(context, self._strategy, TensorFlowFramework())
+        return _Ranks(rank, TiedVariables(context, rank.communicator, self._division.tied))
+
+    @property
+    def _division(self) -> Division:
+        division: Division = self._model.__dict__[DIVISION]
+        return division
+
+    @property
+    def _rank(self) -> PipelineRank:
+        return self._ranks().rank
+
+    @functools.cached_property
+    def _stages(self) -> dict[int, KerasStage]:
+        """This rank's stages, by number. They stay in each generation, and so do their functions."""
+        last = len(self._rank.schedule(1).placement) - 1
+        return {
+            number: KerasStage(module, self._structure() if number == last else None)
+            for number, module in self._division.modules.items()
+        }
+
+    @property
+    def communicator(self) -> Communicator:
+        """Along the pipeline."""
+        return self._rank.communicator
+
+    @property
+    def has_outputs(self) -> bool:
+        """The last stage is on this rank."""
+        return self._root == self._rank.rank
+
+    @property
+    def _root(self) -> int:
+        """The rank of the pipeline that has the last stage."""
+        return self._rank.schedule(1).placement[-1]
 
     @property
     def outputs_structure(self) -> Any:
@@ -112,14 +142,15 @@ class PipelineRunner(StepRunner):
 
     @override
     def prepare_fit(self) -> None:
-        if self._division.overridden:
+        model = self._model
+        if model.overridden:
             raise ConfigurationError(
-                f"the model has its own {' and '.join(self._division.overridden)}, which a pipeline cannot run: the "
+                f"the model has its own {' and '.join(model.overridden)}, which a pipeline cannot run: the "
                 "other stages are on other ranks. Use TrainStep(model, optimizer, loss_fn) in a loop of your own"
             )
-        if self._division.compiled_with:
-            self._model.compile(self._optimizer, **self._division.compiled_with)
-        self._model.fit_by(PipelineFit(self, self._model, takes_training=self._division.takes_training))
+        if model.compiled_with:
+            model.compile(self._optimizer, **model.compiled_with)
+        model.fit_by(PipelineFit(self, model))
 
     def train(self, inputs: Any, targets: Any, sample_weight: Any, loss: Loss, *, training: bool) -> tf.Tensor:
         """Run one step, and give the gradients to the optimizer. Collective over all ranks.
@@ -142,7 +173,7 @@ class PipelineRunner(StepRunner):
                 for key, gradient in stage.gradients.items():
                     gradients[key] = added(gradients[key], gradient) if key in gradients else gradient
                 stage.gradients.clear()
-            self._tied.add_up(gradients)
+            self._ranks().tied.add_up(gradients)
             total = self._total()
             variables = self._model.trainable_variables
             if not variables:
@@ -237,6 +268,14 @@ class PipelineRunner(StepRunner):
                 self.communicator.broadcast(buffer_of_array(array), root=self._root).wait()
                 results.append(tensor_of_array(array))
         return keras.tree.pack_sequence_as(self._division.programs[1].outputs, results)
+
+
+@dataclass(frozen=True)
+class _Ranks:
+    """What binds a runner to the ranks of one generation."""
+
+    rank: PipelineRank
+    tied: TiedVariables
 
 
 def _num_samples(leaves: Sequence[Any]) -> int:

@@ -25,12 +25,12 @@ SPARE = ("--spares", "1")
 LOST_AT = 5
 """Updates that are done when a worker is killed, between forward and backward pass of the next one."""
 STEPS = 18
-"""Of 8 samples, and of 6 at the end of each of 3 epochs."""
+"""Of 8 samples, and of one at the end of each of 3 epochs."""
 
 NETWORK = """
 import keras, numpy as np
 
-COUNT, BATCH, EPOCHS = 46, 8, 3
+COUNT, BATCH, EPOCHS = 41, 8, 3  # the last batch of an epoch has one sample: a replica has none
 INPUTS = np.random.default_rng(1).normal(size=(COUNT, 8))
 TARGETS = np.sin(INPUTS).sum(1, keepdims=True)
 
@@ -97,9 +97,9 @@ LOOP = (
 state = ud.elastic.KerasState(model, optimizer, batch=0)
 
 @tf.function(reduce_retracing=True)
-def step(x, y, share):
+def step(x, y, weight):
     with tf.GradientTape() as tape:
-        loss = optimizer.scale_loss(share * tf.reduce_mean((model(x, training=True) - y) ** 2))
+        loss = optimizer.scale_loss(weight * tf.reduce_sum((model(x, training=True) - y) ** 2))
     optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
 @ud.elastic.run
@@ -108,7 +108,7 @@ def train(state):
     while state.batch < 18:
         epoch = np.arange(COUNT)[state.batch % 6 * BATCH :][:BATCH]
         rows = epoch[place::size]
-        step(INPUTS[rows], TARGETS[rows], tf.constant(len(rows) * size / len(epoch), tf.float64))
+        step(INPUTS[rows], TARGETS[rows], tf.constant(size / len(epoch), tf.float64))
         state.batch += 1
         state.commit()
         done(state.batch)
@@ -119,7 +119,7 @@ train(state)
 SCRIPTS = {"fit": FIT, "loop": LOOP}
 END = """
 ud.save("final", model=model, optimizer=optimizer)
-seeds = [each.seed_generator.state.numpy().tolist() for each in model.layers if hasattr(each, "seed_generator")]
+seeds = [each.numpy().tolist() for each in model.variables if "seed_generator" in each.path]
 say("done", ud.rank(), os.getpid(), int(optimizer.iterations), json.dumps(seeds))
 """
 
@@ -183,6 +183,11 @@ def soaking(*values: object) -> object:
     ("script", "strategy", "victim", "launch"),
     [
         ("fit", "tensor=2", 1, SPARE),
+        ("fit", "pipeline=2", 3, SPARE),
+        soaking("fit", "pipeline=2", 1, ()),
+        *(soaking("fit", "pipeline=2", victim, SPARE) for victim in (0, 1, 2)),
+        soaking("fit", "pipeline=2:schedule=gpipe:microbatches=3,zero=1", 0, SPARE),
+        soaking("fit", "pipeline=2,zero=2", 2, ()),
         soaking("loop", "tensor=2", 2, ()),
         *(soaking(script, "tensor=2", victim, SPARE) for script in ("fit", "loop") for victim in (0, 3)),
         soaking("fit", "tensor=2", 2, ()),
@@ -214,6 +219,17 @@ def test_a_rank_that_joins_draws_the_numbers_of_its_replica(tmp_path: Path) -> N
         assert part[1] == other_part[1]
 
 
+@pytest.mark.soak
+def test_a_rank_that_joins_a_pipeline_has_drawn_as_many_numbers_as_the_same_stage_of_the_other(tmp_path: Path) -> None:
+    with start(tmp_path, FIT, ("--strategy", "pipeline=2", *SPARE), victim=3, dropout=0.25) as job:
+        assert job.end(seconds=300) == 0, job.lines
+    said = {int(rank): json.loads(seeds) for rank, seeds in job.said(r"done (\d+) \d+ \d+ (.*)")}
+    assert sorted(said) == [0, 1, 2, 3]
+    for one, other in ((0, 1), (2, 3)):
+        assert said[one], "a stage without dropout"
+        assert said[one] == said[other]  # the script gives all ranks the same seed
+
+
 def planned(line: str) -> Plan:
     registry = PluginManager().load().strategies
     return make_plan(build(line, registry), 4, registry)
@@ -222,12 +238,12 @@ def planned(line: str) -> Plan:
 @pytest.mark.parametrize(
     ("line", "of_launcher", "says"),
     [
-        ("pipeline=2", "pipeline=2", "pipeline divides a Keras model: its stages cannot go on"),
-        ("pipeline=2,tensor=2", "pipeline=2,tensor=2", "pipeline divides a Keras model"),
+        ("pipeline=2,tensor=2", "pipeline=2,tensor=2", "pipeline and tensor divide a Keras model: its stages cannot"),
         ("tensor=2", "data", "the script divides the model by tensor. The launcher, which"),
     ],
 )
 def test_what_cannot_go_on_is_refused_before_training(line: str, of_launcher: str, says: str) -> None:
-    check_keeps_division(planned("tensor=2,zero=1"), planned("tensor=2,zero=1"))
+    for line_that_can in ("tensor=2,zero=1", "pipeline=2,zero=1"):
+        check_keeps_division(planned(line_that_can), planned(line_that_can))
     with pytest.raises(ConfigurationError, match=says):
         check_keeps_division(planned(line), planned(of_launcher))
