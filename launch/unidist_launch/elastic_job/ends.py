@@ -38,6 +38,7 @@ class WorkerEnds:
         self._members: set[int] = set()  # of the present world
         self._failed: dict[int, RankExit] = {}  # since it began, by worker
         self._blame_by: float | None = None
+        self._num_newcomers_needed = 0
         self._has_finished = False
         self.verdict = ""
         self.fallback: Job | None = None
@@ -101,6 +102,11 @@ class WorkerEnds:
         parts.log.publish("fallback", reason=text, num_proc=self.fallback.num_proc, strategy=strategy)
         parts.ending.begin(signal.SIGTERM)
 
+    def is_short(self, num_newcomers_needed: int) -> None:
+        """Those that wait cannot go on without so many workers that have no part of the model yet; 0: they can."""
+        self._num_newcomers_needed = num_newcomers_needed
+        self._fall_short_of_slots()
+
     def turn(self, now: float) -> None:
         """End a job that was given up, if there is still nobody to blame."""
         ending = self._parts.ending
@@ -161,6 +167,21 @@ class WorkerEnds:
             parts.log.publish("slot_given_up", host=slot.host, slot=slot.number, failures=slot.failures)
         if impatient:
             self.give_up(impatient)
-        elif parts.discovery is None and parts.slots.num_usable < parts.limits.min_ranks:
-            left = f"{parts.slots.num_usable} slots are left that have not failed again and again"
-            self.fall_short(f"{left}, and {parts.limits.needs}")
+        else:
+            self._fall_short_of_slots()
+
+    def _fall_short_of_slots(self) -> None:
+        """End the job if too few slots are left that have not failed again and again."""
+        parts, needed = self._parts, self._num_newcomers_needed
+        if parts.discovery is not None:
+            return
+        usable = parts.slots.num_usable
+        if usable < parts.limits.min_ranks:
+            self.fall_short(f"{usable} slots are left that have not failed again and again, and {parts.limits.needs}")
+            return
+        free = parts.slots.num_without([worker.number for worker in parts.workers if worker.joined is not None])
+        if free < needed:
+            self.fall_short(
+                f"{needed} processes are missing that would have other parts of the model than those that are left, "
+                f"and {free} slots are left for them that have not failed again and again; {parts.limits.needs}"
+            )

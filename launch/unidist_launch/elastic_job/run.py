@@ -348,8 +348,10 @@ class ElasticRun:
             self._begin_generation(fields, now)
         elif kind == "short":
             self._deadline = now + parts.limits.timeout.total_seconds()
+            self._ends.is_short(int(fields["newcomers"]))
         elif kind == "enough":
             self._deadline = None
+            self._ends.is_short(0)
         elif kind == "state_lost":
             self._ends.give_up(str(fields["reason"]))
         elif kind == "joined" and worker is not None:

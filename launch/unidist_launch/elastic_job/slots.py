@@ -106,6 +106,10 @@ class Slots:
         """How many slots there are that are not given up, without spare ones."""
         return sum(not (slot.is_gone or slot.is_given_up or slot.is_spare) for slot in self._slots)
 
+    def num_without(self, workers: Collection[int]) -> int:
+        """Return how many slots, spare ones too, are not given up and have none of these workers."""
+        return sum(not (slot.is_gone or slot.is_given_up or slot.worker in workers) for slot in self._slots)
+
     @property
     def num_spare(self) -> int:
         """How many spare slots there are."""

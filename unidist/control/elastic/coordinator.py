@@ -302,6 +302,7 @@ class ElasticCoordinator(Coordinator):
                 "needed": membership.min_num,
                 "replica": membership.shape.equation,
                 "missing": [] if membership.may_be_done else list(membership.missing_parts),
+                "newcomers": 0 if membership.may_be_done else membership.num_newcomers_needed,
             }
             yield Publish(JobEvent("short" if is_short else "enough", fields))
 

@@ -263,6 +263,13 @@ class Membership:
         return self._seating(candidates, self._max_num).vacant if self.shape.size > 1 else ()
 
     @property
+    def num_newcomers_needed(self) -> int:
+        """How many workers without a part the smallest world needs beside those that wait and have one."""
+        held = Counter(worker.part for worker in self.waiting if not worker.is_leaving)
+        num_replicas = self.min_num // self.shape.size
+        return sum(max(0, num_replicas - held[part]) for part in range(self.shape.size))
+
+    @property
     def may_be_done(self) -> bool:
         """There is a worker that has left the world in good order, and whose process has not ended yet."""
         return bool(self._in[Phase.DETACHED])

@@ -159,7 +159,10 @@ def test_any_rank_may_be_lost(
     ("num", "victims", "timeout", "reason"),
     [
         (4, "2,3", "3", "--elastic-timeout"),
-        pytest.param(2, "1", "600", "failed again and again", marks=pytest.mark.soak),
+        *(
+            pytest.param(num, victims, "600", "failed again and again", marks=pytest.mark.soak)
+            for num, victims in ((2, "1"), (4, "2,3"))
+        ),
     ],
 )
 def test_with_too_few_ranks_for_a_replica_another_strategy_goes_on_from_the_checkpoint(

@@ -92,6 +92,7 @@ def test_a_member_in_a_spare_slot_changes_places_with_one_that_stands_by() -> No
     (free,) = slots.free(0.0, 3)
     assert free.is_spare
     free.worker = 3
+    assert slots.num_without([1, 2]) == 1
     assert slots.offer([Host("h", 1)]) == [1]
     assert slots.slot_of(3) is free
 

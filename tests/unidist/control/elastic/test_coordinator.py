@@ -367,7 +367,13 @@ def test_the_job_says_what_it_waits_for_to_have_a_replica() -> None:
     desk.lose(1)
     desk.ready(0, progress=5, generation=0)
     assert desk.happened[-1].kind == "short"
-    assert desk.happened[-1].fields == {"waiting": 1, "needed": 2, "replica": "pipeline(2)", "missing": [1]}
+    assert desk.happened[-1].fields == {
+        "waiting": 1,
+        "needed": 2,
+        "replica": "pipeline(2)",
+        "missing": [1],
+        "newcomers": 1,
+    }
 
 
 def test_who_stands_by_is_let_go_when_the_others_have_come_to_the_end() -> None:

@@ -310,9 +310,10 @@ def test_no_world_forms_while_nobody_is_there_for_a_part() -> None:
     for number in (0, 1):
         come(made, number, progress=5)
     assert not made.can_form(after_loss=True)
-    assert made.missing_parts == (1,)
+    assert (made.missing_parts, made.num_newcomers_needed) == ((1,), 1)
     come(made, 4)
     assert made.can_form(after_loss=True)
+    assert made.num_newcomers_needed == 1  # which has come
 
 
 def test_the_fewest_ranks_are_whole_replicas() -> None:
