@@ -42,7 +42,7 @@ _ONE_AT_A_TIME = {"ray", "spark", "unidist_ray", "unidist_spark"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that share ranks into one group: where several processes run tests, one of them runs all of a group.
 
-    Those of JAX are several groups, since most of their time is spent in compiling: two processes may have a pool each.
+    Those of JAX and TensorFlow are several groups, since they take longest: two processes may have a pool each.
     """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
@@ -56,11 +56,23 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End the ranks that a group has shared when its last test is over, where groups are run one after the other."""
+    in_groups = hasattr(item.config, "workerinput")
+    if in_groups and (nextitem is None or _group(item) != _group(nextitem)):
+        for fixture in _SHARED_RANKS & getattr(item, "funcargs", {}).keys():
+            item.funcargs[fixture].close()  # type: ignore[attr-defined]  # of a function
+
+
+_SHARED_RANKS = {"tensorflow_pools", "torch_pools", "jax_pools"}
+
+
 def _group(item: pytest.Item) -> str:
     file = item.nodeid.partition("::")[0]
-    for fixture in ("tensorflow_pools", "torch_pools", "jax_pools"):
-        if fixture in getattr(item, "fixturenames", ()):
-            return f"{fixture} {file.split('/')[1]}" if fixture == "jax_pools" else fixture
+    for fixture in sorted(_SHARED_RANKS & set(getattr(item, "fixturenames", ()))):
+        is_parallel = file.startswith("tests/parallel/")  # about half of TensorFlow's
+        parts = {"jax_pools": file.split("/")[1], "tensorflow_pools": "parallel" if is_parallel else "others"}
+        return f"{fixture} {parts.get(fixture, '')}".strip()
     if set(file.split("/")) & _ONE_AT_A_TIME:
         return "clusters"
     return "/".join(file.split("/")[:3]) if file.startswith("tests/adapters/") else file

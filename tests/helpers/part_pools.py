@@ -158,9 +158,10 @@ _num_calls = itertools.count(1)
 
 
 def _forget_programs() -> None:
-    """Let JAX forget what it has compiled now and then: each program stays in memory, and no test needs another's."""
-    if "jax" in sys.modules and next(_num_calls) % _CALLS_WITH_PROGRAMS == 0:
-        sys.modules["jax"].clear_caches()
+    """Forget what JAX has compiled and TensorFlow traced now and then: it stays in memory, and no test needs it."""
+    if {"jax", "tensorflow"} & sys.modules.keys() and next(_num_calls) % _CALLS_WITH_PROGRAMS == 0:
+        if (jax := sys.modules.get("jax")) is not None:
+            jax.clear_caches()
         gc.collect()
 
 
