@@ -41,7 +41,7 @@ def rank_pools(tensorflow_pools: PartPools) -> PartPools:
     return tensorflow_pools
 
 
-@pytest.mark.parametrize("size", [2, 3, pytest.param(4, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (3, 4))])
 def test_divided_sequences_train_like_whole_ones(rank_pool: RankPoolFactory, size: int) -> None:
     ranks = rank_pool(size).run(numbers_of, (CASES[size],))
     for case, *found in zip(CASES[size], *ranks, strict=True):

@@ -59,6 +59,7 @@ def test_a_wrong_group_is_seen(tensorflow_pools: PartPools) -> None:
     assert all(isinstance(error, float) and error > 1e-6 for error in errors), errors
 
 
+@pytest.mark.soak
 def test_checkpoints_load_at_other_numbers_of_ranks(tensorflow_pools: PartPools, tmp_path: Path) -> None:
     folders = [str(tmp_path / str(number)) for number in range(2)]
     legs = [

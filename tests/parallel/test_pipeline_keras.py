@@ -78,7 +78,7 @@ def check_all(pools: PartPools, size: int, cases: list[Case], engine: str = "shm
     ("size", "cases"),
     [
         *(
-            pytest.param(size, cases, id=f"{size} ranks", marks=[pytest.mark.soak] if size == 3 else [])
+            pytest.param(size, cases, id=f"{size} ranks", marks=[pytest.mark.soak] if size > 2 else [])
             for size, cases in CASES.items()
         ),
         *(pytest.param(size, cases, id=f"{size} ranks, more", marks=pytest.mark.soak) for size, cases in MORE.items()),
@@ -135,6 +135,7 @@ def test_the_check_fails_without_the_sum_over_stages(tensorflow_pools: PartPools
             check(case, errors)
 
 
+@pytest.mark.soak
 def test_training_goes_on_in_another_number_of_stages(tensorflow_pools: PartPools, tmp_path: Path) -> None:
     jobs = [(2, "pipeline=2:schedule=interleaved:microbatches=2"), (1, ""), (3, "pipeline=3:microbatches=2,zero=1")]
     for number, (size, strategy) in enumerate(jobs):

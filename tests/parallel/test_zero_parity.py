@@ -179,6 +179,10 @@ def check(cases: Sequence[Case], found: Sequence[dict[str, float]]) -> None:
             assert error <= limit, f"{case}: {name} differs by {error:.2e} from one process"
 
 
+def _soaking_if(is_long: bool) -> list[pytest.MarkDecorator]:
+    return [pytest.mark.soak] if is_long else []
+
+
 both = pytest.mark.parametrize("framework", list(MODULES), indirect=True)
 
 
@@ -186,7 +190,7 @@ both = pytest.mark.parametrize("framework", list(MODULES), indirect=True)
     ("framework", "size", "cases"),
     [
         *(
-            pytest.param(name, size, cases, id=f"{name}-{size}")
+            pytest.param(name, size, cases, id=f"{name}-{size}", marks=_soaking_if(name == "keras" and size > 2))
             for name in SMALL
             for size, cases in SMALL[name].items()
         ),

@@ -122,7 +122,7 @@ def _found(job: ElasticJob) -> list[list[float]]:
 @pytest.mark.parametrize(
     ("framework", "options"),
     [
-        ("torch", "async:scale=none"),
+        pytest.param("torch", "async:scale=none", marks=pytest.mark.soak),
         ("torch", "async:scale=none:servers=2"),
         pytest.param("keras", "async:scale=none", marks=pytest.mark.soak),
         pytest.param("keras", "async:scale=none:servers=2", marks=pytest.mark.soak),

@@ -223,6 +223,9 @@ def test_a_rank_that_joins_draws_the_numbers_of_its_replica(tmp_path: Path) -> N
 def test_a_rank_that_joins_a_pipeline_has_drawn_as_many_numbers_as_the_same_stage_of_the_other(tmp_path: Path) -> None:
     with start(tmp_path, FIT, ("--strategy", "pipeline=2", *SPARE), victim=3, dropout=0.25) as job:
         assert job.end(seconds=300) == 0, job.lines
+    [(lost,)] = job.said(r"dies (\S+)")
+    back = [float(at) for (at,) in job.said(rf"step {LOST_AT + 1} \d+ \d+ \d+ (\S+)")]
+    assert max(back) - float(lost) < 4  # a rank that waits for the end of its last iterator takes 5 s and more
     said = {int(rank): json.loads(seeds) for rank, seeds in job.said(r"done (\d+) \d+ \d+ (.*)")}
     assert sorted(said) == [0, 1, 2, 3]
     for one, other in ((0, 1), (2, 3)):
