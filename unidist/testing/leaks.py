@@ -85,7 +85,8 @@ def leaked_since(
     Args:
         before: an earlier `Resources.held()`.
         allowed: keys of `Resources.beyond` that may be there. So may files in /dev/shm that only processes use which
-            are neither this one nor descend from it: the folder is the whole machine's.
+            are neither this one nor descend from it: the folder is the whole machine's. So may semaphores of Python's
+            multiprocessing that none of these processes has open: another job that was killed leaves its own behind.
         grace: things on their way out (an ended thread, an object in a reference cycle) get this long.
     """
     look = time.monotonic()
@@ -132,11 +133,11 @@ def _children() -> dict[object, str]:
 
 
 def _used_by_strangers(names: Collection[str]) -> set[tuple[str, str]]:
-    """Return the keys of those files in /dev/shm that other jobs of this machine use, and this process's do not."""
+    """Return the keys of those files in /dev/shm that are other jobs' of this machine, and not this process's."""
     if not names:
         return set()
     own: set[str] = set()
-    strangers: set[str] = set()
+    strangers = {name for name in names if name.startswith("sem.mp-")}
     family = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
     for pid in psutil.pids():
         with suppress(OSError):  # it has ended, or is another user's
