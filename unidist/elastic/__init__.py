@@ -14,6 +14,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.elastic.batches import BatchShare, Position, SampleOrder
+    from unidist.elastic.divided_training import Divide, DividedTraining
     from unidist.elastic.generations import Generations, leaving_on_signals
     from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler, UpdateHandler, update_handlers
     from unidist.elastic.notifications import HostUpdateResult, WorkerNotificationManager, notification_manager
@@ -30,17 +31,18 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "BatchShare", "Generations", "GeneratorsHandler", "Handler", "HostUpdateResult", "HostsUpdatedInterrupt",
-    "ObjectState", "Policy", "Position", "Progress", "Rebindable", "Redistributable", "SampleOrder", "SharedHandler",
-    "State", "StatefulHandler", "StepTraining", "UpdateHandler", "WorkerNotificationManager", "follow_generations",
-    "leaving_on_signals", "notification_manager", "passes_of_step", "run", "run_fn", "sample_place",
-    "training_of", "update_handlers",
+    "BatchShare", "Divide", "DividedTraining", "Generations", "GeneratorsHandler", "Handler", "HostUpdateResult",
+    "HostsUpdatedInterrupt", "ObjectState", "Policy", "Position", "Progress", "Rebindable", "Redistributable",
+    "SampleOrder", "SharedHandler", "State", "StatefulHandler", "StepTraining", "UpdateHandler",
+    "WorkerNotificationManager", "follow_generations", "leaving_on_signals", "notification_manager", "passes_of_step",
+    "run", "run_fn", "sample_place", "training_of", "update_handlers",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "batches": "BatchShare Position SampleOrder",
+        "divided_training": "Divide DividedTraining",
         "generations": "Generations leaving_on_signals",
         "handlers": "GeneratorsHandler StatefulHandler UpdateHandler update_handlers",
         "notifications": "HostUpdateResult WorkerNotificationManager notification_manager",

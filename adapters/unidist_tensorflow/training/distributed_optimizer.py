@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from unidist.checkpoint.format.interface import placements_of
+from unidist.elastic.divided_training import Divide
 from unidist.elastic.step_training import Policy, passes_of_step
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.compression import GradientCompressor
@@ -33,7 +34,7 @@ from unidist_tensorflow.optimizer.mixin import bind
 from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide
-from unidist_tensorflow.training.divided_training import Divide, DividedTraining
+from unidist_tensorflow.training.divided_training import DividedTraining
 from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
 from unidist_tensorflow.training.step_runner import StepRunner
