@@ -264,7 +264,12 @@ class Membership:
 
     @property
     def num_newcomers_needed(self) -> int:
-        """How many workers without a part the smallest world needs beside those that wait and have one."""
+        """How many workers without a part the smallest world needs beside those that wait and have one.
+
+        0 with a model that is whole on each worker.
+        """
+        if self.shape.size == 1:
+            return 0
         held = Counter(worker.part for worker in self.waiting if not worker.is_leaving)
         num_replicas = self.min_num // self.shape.size
         return sum(max(0, num_replicas - held[part]) for part in range(self.shape.size))

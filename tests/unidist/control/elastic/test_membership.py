@@ -316,6 +316,12 @@ def test_no_world_forms_while_nobody_is_there_for_a_part() -> None:
     assert made.num_newcomers_needed == 1  # which has come
 
 
+def test_a_model_that_is_whole_needs_nobody_for_a_part() -> None:
+    made = Membership(num_first=2, min_num=2, max_num=2)
+    come(made, 0)
+    assert made.num_newcomers_needed == 0
+
+
 def test_the_fewest_ranks_are_whole_replicas() -> None:
     made = divided(0, 1, 2, 3, least=3)
     assert made.min_num == 4
