@@ -122,7 +122,10 @@ def _fetch(address: StatusAddress) -> dict[str, Any]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_ANSWER_SEC) as answer:
-            fields = json.loads(answer.read(_MAX_BYTES))
+            text = answer.read(_MAX_BYTES)
+            if answer.length and len(text) < _MAX_BYTES:
+                raise _UnreachableError(f"{address.url} has broken off its answer. Has the job ended?")
+            fields = json.loads(text)
     except urllib.error.HTTPError as exc:
         if exc.code == 401:
             raise ConfigurationError(f"{address.url} does not know this token; is it that of another job?") from exc

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -113,6 +115,20 @@ def test_wrong_addresses_are_errors_that_say_what_is_wrong(server: StatusServer)
     server.close()
     with pytest.raises(ConfigurationError, match="Has the job ended"):
         run("--once", address(server).full_url)
+
+
+def test_an_answer_that_is_broken_off_is_the_end_of_a_job() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"ranks": ')
+
+        threading.Thread(target=answer).start()
+        with pytest.raises(ConfigurationError, match="broken off its answer. Has the job ended"):
+            run("--once", f"http://127.0.0.1:{listening.getsockname()[1]}/?token=x")
 
 
 def test_it_follows_the_job_until_it_has_ended(server: StatusServer, source: Source) -> None:
