@@ -105,7 +105,8 @@ class WorkerEnds:
     def is_short(self, num_newcomers_needed: int) -> None:
         """Those that wait cannot go on without so many workers that have no part of the model yet; 0: they can."""
         self._num_newcomers_needed = num_newcomers_needed
-        self._fall_short_of_slots()
+        if num_newcomers_needed:
+            self._fall_short_of_slots()
 
     def turn(self, now: float) -> None:
         """End a job that was given up, if there is still nobody to blame."""

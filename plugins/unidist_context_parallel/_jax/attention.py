@@ -22,7 +22,7 @@ _FUNCTIONS = JaxFunctions()
 
 @dataclass(frozen=True)
 class Rules:
-    """What an attention is told besides its arrays.
+    """The settings of an attention call.
 
     Args:
         mask: None, or `(batch or 1, heads or 1, queries or 1, all tokens or 1)`, of bool.
