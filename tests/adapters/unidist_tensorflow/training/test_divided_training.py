@@ -110,7 +110,29 @@ def train(state):
 train(state)
 """
 )
-SCRIPTS = {"fit": FIT, "loop": LOOP}
+BATCHES = (
+    COMMON
+    + """
+model.compile(optimizer, "mse")
+state = ud.elastic.KerasState(model, optimizer, batch=0)
+
+@ud.elastic.run
+def train(state):
+    size = ud.size() // 2
+    place = ud.rank() % size  # the replicas of a stage stand side by side
+    while state.batch < 18:
+        epoch = np.arange(COUNT)[state.batch % 6 * BATCH :][:BATCH]
+        rows = epoch[place::size]
+        rows, weight = (rows, len(rows) * size / len(epoch)) if len(rows) else (epoch[:1], 0.0)
+        model.train_on_batch(INPUTS[rows], TARGETS[rows], sample_weight=np.full(len(rows), weight))
+        state.batch += 1
+        state.commit()
+        done(state.batch)
+
+train(state)
+"""
+)
+SCRIPTS = {"fit": FIT, "loop": LOOP, "batches": BATCHES}
 END = """
 ud.save("final", model=model, optimizer=optimizer)
 seeds = [each.numpy().tolist() for each in model.variables if "seed_generator" in each.path]
@@ -185,6 +207,7 @@ def soaking(*values: object) -> object:
         soaking("fit", "pipeline=2:schedule=gpipe:microbatches=3,zero=1", 0, SPARE),
         soaking("fit", "pipeline=2,zero=2", 2, ()),
         *(soaking("fit", "pipeline=2,tensor=2", victim, SPARE) for victim in (1, 6)),
+        *(soaking("batches", "pipeline=2", victim, launch) for victim, launch in ((1, SPARE), (2, ()))),
         soaking("loop", "tensor=2", 2, ()),
         *(soaking(script, "tensor=2", victim, SPARE) for script in ("fit", "loop") for victim in (0, 3)),
         soaking("fit", "tensor=2", 2, ()),
