@@ -84,11 +84,7 @@ class Arena:
     def __init__(self, capacity: int) -> None:
         from unidist.engines import _shm
 
-        if len(_living) >= _MANY:
-            # Most of them belong to runtimes that have ended, and are held by tensors in reference cycles (a model and
-            # its optimizer). Such a cycle is a handful of objects to Python's collector, which sees no reason
-            # to look, but may hold gigabytes here.
-            gc.collect()
+        _collect_garbage_if_many()
         self.capacity = capacity
         self._pid = os.getpid()
         self._unmap = _shm.unmap
@@ -185,6 +181,22 @@ class Arena:
 
 
 _living: weakref.WeakSet[Arena] = weakref.WeakSet()
+_collect_at = _MANY
+
+
+def _collect_garbage_if_many() -> None:
+    """Collect garbage where many arenas are alive.
+
+    Most of them belong to runtimes that have ended, and are held by tensors in reference cycles (a model and its
+    optimizer). Such a cycle is a handful of objects to Python's collector, which sees no reason to look, but may hold
+    gigabytes here. Those that stay are in use: there is no other collection before they are twice as many, for one
+    takes a second where frameworks have traced much.
+    """
+    global _collect_at
+    _collect_at = max(_MANY, min(_collect_at, 2 * len(_living)))
+    if len(_living) >= _collect_at:
+        gc.collect()
+        _collect_at = max(_MANY, 2 * len(_living))
 
 
 def available_memory() -> int:

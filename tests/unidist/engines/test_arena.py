@@ -45,6 +45,16 @@ def test_arenas_that_are_in_use_stay() -> None:
     assert [allocation.buffer().bytes()[0] for allocation in kept] == list(range(len(kept)))
 
 
+@pytest.mark.usefixtures("no_collection")
+def test_those_in_use_cost_a_collection_only_when_they_have_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_arena, "_collect_at", _arena._MANY)
+    collections: list[object] = []
+    monkeypatch.setattr(_arena.gc, "collect", lambda: collections.append(None))
+    kept = [_arena.Arena(1 << 20) for _ in range(16 * _arena._MANY)]
+    assert len(kept) == 16 * _arena._MANY
+    assert 3 <= len(collections) <= 5
+
+
 def test_memory_may_be_collected_in_the_middle_of_an_allocation() -> None:
     arena = _arena.Arena(1 << 24)
 
