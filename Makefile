@@ -38,8 +38,9 @@ DEMO_EXTRA_jax = jax
 # import what is installed, not the folders here.)
 TF_VENV = $(VENV)-tensorflow
 TF_PY = $(TF_VENV)/bin/python
-TF_TESTS = tests/test_without_torch.py tests/test_imports.py \
-  tests/examples/keras/test_digits_fit.py::test_two_processes_read_over_95_percent \
+TF_TESTS = tests/test_without_torch.py tests/test_imports.py $(ONLY_WITHOUT_TORCH)
+# Those of them that `make test` does not run with PyTorch, too.
+ONLY_WITHOUT_TORCH = tests/examples/keras/test_digits_fit.py::test_two_processes_read_over_95_percent \
   $(addprefix tests/adapters/unidist_tensorflow/, test_facade.py \
     $(addprefix keras/test_fit.py::test_, equal_weights_after_fit_on_different_data mixed_precision) \
     $(addprefix operations/test_api.py::test_, \
@@ -80,7 +81,8 @@ demo: $(VENV)/.demo-$(FRAMEWORK) ## train the digits example on two processes (F
 
 # With TEST_FLAGS somebody wants certain tests: the second run, which has few, is left out.
 test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed) ## run every test (TEST_FLAGS="-k name" for some)
-	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder $(TEST_FLAGS)
+	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder \
+	  $(if $(TEST_FLAGS),$(TEST_FLAGS),$(addprefix --deselect=,$(ONLY_WITHOUT_TORCH)))
 	$(if $(TEST_FLAGS),@echo "left out because of TEST_FLAGS: make test-without-torch",$(TF_TEST))
 
 test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch
