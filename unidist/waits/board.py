@@ -111,6 +111,7 @@ class Board(Service):
             blocked_calls(own),
             answer["where"],
             {(caller, key) for caller, key in answer["entered"]},
+            answer["inside"],
         )
 
     def _report_waits(self, states: Mapping[int, RankState], now: float) -> None:

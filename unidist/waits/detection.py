@@ -53,12 +53,14 @@ class RankState:
         calls: in which it is blocked; it goes on when one of them does.
         where: line of the script at which it is, or "".
         entered: the calls of other ranks, as (rank, key), whose counterpart this rank has entered.
+        inside: line of the library that the script has called, or "".
     """
 
     activity: Activity
     calls: tuple[BlockedCall, ...] = ()
     where: str = ""
     entered: Collection[tuple[int, int]] = ()
+    inside: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _described(rank: int, states: Mapping[int, RankState], is_dead: bool) -> str
     if state.activity is Activity.LEFT:
         return "has ended: its script is done, or it called shutdown()"
     if not state.calls:
-        return f"runs{_at(state.where)}"
+        return _running(state)
     call = state.calls[0]
     text = f"waits in {call.text}{_at(state.where)}"
     missing = missing_ranks(rank, call, states)
@@ -160,7 +162,11 @@ def waiting_line(
 def _doing(state: RankState) -> str:
     if state.calls:
         return f"waits in {state.calls[0].text}{_at(state.where)}"
-    return f"runs{_at(state.where)}"
+    return _running(state)
+
+
+def _running(state: RankState) -> str:
+    return f"runs{_at(state.where)}" + (f" ({state.inside})" if state.inside else "")
 
 
 def _at(where: str) -> str:

@@ -24,7 +24,7 @@ from unidist.rendezvous import Rendezvous
 from unidist.waits.board import Board, blocked_calls, has_entered, state_of_left
 from unidist.waits.calls import Call, Group, Stack, stacks
 from unidist.waits.detection import Activity, RankState, find_deadlock
-from unidist.waits.script_line import innermost, script_line
+from unidist.waits.script_line import innermost, library_line, script_line
 
 __all__ = ["Monitor", "waits_natively"]
 
@@ -239,6 +239,7 @@ class Monitor:
             "blocked": blocked,
             "entered": entered,
             "where": script_line(self._thread_of_script),
+            "inside": "" if blocked else library_line(self._thread_of_script),
         }
         self._send(connection, answer)
 

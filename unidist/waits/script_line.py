@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from types import FrameType
 
-__all__ = ["innermost", "script_line"]
+__all__ = ["innermost", "library_line", "script_line"]
 
 _LIBRARIES = tuple(
     os.path.join(path, "") for path in {sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")}
@@ -30,6 +30,22 @@ def script_line(thread: int) -> str:
     return place if name == "<module>" else f"{place} in {name}"
 
 
+def library_line(thread: int) -> str:
+    """Return the place of a thread in the library that the script has called, as "data/dataloader.py:124 in _get".
+
+    "" if the thread is in the script itself, or in unidist.
+
+    Args:
+        thread: its identifier.
+    """
+    frame = sys._current_frames().get(thread)
+    if frame is None or not _is_library(frame) or _is_unidist(frame):
+        return ""
+    file = frame.f_code.co_filename
+    short = os.sep.join(file.split(os.sep)[-2:])
+    return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
 def innermost(thread: int) -> str:
     """Return the file of the function that a thread executes; "" if there is no such thread."""
     frame = sys._current_frames().get(thread)
@@ -37,6 +53,10 @@ def innermost(thread: int) -> str:
 
 
 def _is_library(frame: FrameType) -> bool:
-    file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-    package = module.partition(".")[0]
-    return file.startswith(_LIBRARIES) or file.startswith("<") or package == "unidist" or package.startswith("unidist_")
+    file = frame.f_code.co_filename
+    return file.startswith(_LIBRARIES) or file.startswith("<") or _is_unidist(frame)
+
+
+def _is_unidist(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package == "unidist" or package.startswith("unidist_")

@@ -93,6 +93,9 @@ def test_the_line_says_who_waits_for_whom(waiting: tuple[int, ...], expected: st
     line = waiting_line(states[1].calls[0], 61.2, waiting, [0], states)
     assert line.startswith(expected)
     assert line.endswith("for rank 0, which runs at eval.py:17 in evaluate")
+    states[0] = RankState(Activity.RUNNING, where="eval.py:17 in evaluate", inside="data/dataloader.py:9 in next")
+    line = waiting_line(states[1].calls[0], 61.2, waiting, [0], states)
+    assert line.endswith("for rank 0, which runs at eval.py:17 in evaluate (data/dataloader.py:9 in next)")
 
 
 @given(
