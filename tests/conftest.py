@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError("this pytest-xdist ignores the groups of tests with this pytest: install pytest < 9.2")
     gc.collect()
     gc.freeze()
+
+
+def pytest_runtest_setup() -> None:
+    """Leave out what is not begun by a moment, where TEST_DEADLINE tells one in seconds since 1970."""
+    if time.time() > float(os.environ.get("TEST_DEADLINE", "inf")):
+        pytest.skip("not begun by TEST_DEADLINE")
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
