@@ -303,14 +303,13 @@ class Handler(ABC):
 class SharedHandler(Handler):
     """Handler of a value that is divided over the ranks; `ObjectState` keeps all of them in one `PeerMemory`.
 
-    Attributes:
-        is_sharded: no other rank has what this one has of the value. Else it is a part of a divided model, which the
-            ranks with the same part of other replicas have, too.
-
     Args:
         value: the value.
         states: returns the value's checkpoint states, by section; called each time they are needed.
         convert: `Framework.convert`.
+        is_sharded: whether no other rank has what this one has of the value, or a function of the value that tells,
+            called each time. Else it is a part of a divided model, which the ranks with the same part of other replicas
+            have, too.
     """
 
     def __init__(
@@ -319,12 +318,17 @@ class SharedHandler(Handler):
         states: Callable[[Any], Mapping[str, KeepsState]],
         convert: Convert | None = None,
         *,
-        is_sharded: bool = True,
+        is_sharded: bool | Callable[[Any], bool] = True,
     ) -> None:
-        self.is_sharded = is_sharded
+        self._is_sharded = is_sharded
         self._states = states
         self.convert = convert
         super().__init__(value)
+
+    @property
+    def is_sharded(self) -> bool:
+        """No other rank has what this one has of the value."""
+        return self._is_sharded(self.value) if callable(self._is_sharded) else self._is_sharded
 
     def states(self, name: str) -> dict[str, KeepsState]:
         """Return the value's states, by section; section names begin with `name`."""

@@ -323,7 +323,7 @@ def _check_division(plan: Plan, *, keeps_division: bool) -> None:
         thing = "the model" if "model" in what else "the tokens of each sample"
         raise ConfigurationError(
             f"elastic=True, and {' and '.join(names)} divides {thing}: when ranks change, {how} cannot go on with "
-            "that. PyTorch's TrainStep can with pipeline and tensor, and fit of Keras on TensorFlow with tensor. Leave "
+            "that. PyTorch's TrainStep and fit of Keras on TensorFlow can with pipeline and tensor. Leave "
             "elastic= out, or the strategy"
         )
     differing = [item.name for item in plan.strategies if isinstance(item, OutlivesGenerations)]

@@ -146,16 +146,7 @@ class DividedOptimizerHandler(SharedHandler):
 
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._model = model
-        super().__init__(optimizer, self._sections, TorchStates.framework.convert)
-
-    @property
-    def is_sharded(self) -> bool:
-        """Each rank has a shard of the state of its part of the model."""
-        return has_sharded_state(self.value)
-
-    @is_sharded.setter
-    def is_sharded(self, value: bool) -> None:
-        """Do nothing: a rank that joins binds its optimizer after this handler was made."""
+        super().__init__(optimizer, self._sections, TorchStates.framework.convert, is_sharded=has_sharded_state)
 
     def _sections(self, optimizer: torch.optim.Optimizer) -> Mapping[str, KeepsState]:
         found = CheckpointObjects(self._model, optimizer).sections(TorchStates())
