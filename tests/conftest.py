@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import time
@@ -57,18 +58,18 @@ def _mark_what_takes_long(config: pytest.Config, items: list[pytest.Item]) -> No
         pytest.UsageError: a line there is the name of no test any more.
     """
     lines = (Path(__file__).parent / "soak.txt").read_text().splitlines()
-    cases = tuple(line for line in lines if not line.startswith("#"))
+    cases = [line for line in lines if not line.startswith("#")]
+    patterns = {case: re.compile(re.escape(case).replace(r"\*", ".*")) for case in cases}
+    some_case = re.compile("|".join(pattern.pattern for pattern in patterns.values()))
     for item in items:
-        if item.nodeid.startswith(cases):
+        if some_case.match(item.nodeid):
             item.add_marker(pytest.mark.soak)
     are_whole_files = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
     if are_whole_files:
         names = [item.nodeid for item in items]
         files = {name.partition("::")[0] for name in names}
         stale = [
-            case
-            for case in cases
-            if case.partition("::")[0] in files and not any(name.startswith(case) for name in names)
+            case for case in cases if case.partition("::")[0] in files and not any(map(patterns[case].match, names))
         ]
         if stale:
             raise pytest.UsageError(f"tests/soak.txt names tests that are not there: {stale}")
