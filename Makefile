@@ -81,8 +81,7 @@ demo: $(VENV)/.demo-$(FRAMEWORK) ## train the digits example on two processes (F
 
 # With TEST_FLAGS somebody wants certain tests: the second run, which has few, is left out.
 test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed) ## run every test (TEST_FLAGS="-k name" for some)
-	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder \
-	  $(if $(TEST_FLAGS),$(TEST_FLAGS),$(addprefix --deselect=,$(ONLY_WITHOUT_TORCH)))
+	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder $(or $(TEST_FLAGS),$(addprefix --deselect=,$(ONLY_WITHOUT_TORCH)))
 	$(if $(TEST_FLAGS),@echo "left out because of TEST_FLAGS: make test-without-torch",$(TF_TEST))
 
 test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch

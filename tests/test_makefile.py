@@ -61,6 +61,9 @@ def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> Non
     everything, chosen = make("test").stdout, make("test", "TEST_FLAGS=-k mailbox").stdout
     last = everything.splitlines()[-1]
     assert last.startswith("none-yet-tensorflow/bin/python -P -m pytest ")
+    left_out = [word.removeprefix("--deselect=") for word in everything.split() if word.startswith("--deselect=")]
+    assert left_out
+    assert set(left_out) <= set(last.split())
     assert "'.[tensorflow,examples,test]'" in everything
     assert (
         "none-yet/bin/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder -k mailbox\n" in chosen
