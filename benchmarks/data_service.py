@@ -5,7 +5,8 @@ Run by `python -m benchmarks`; as a program it is the only rank of a job with `-
     python -m benchmarks.data_service RESULT REPETITIONS FRAMEWORK
 
 Each way of reading trains two epochs in turn, and so does a loop over batches that are in memory already: what is left
-is the wait for data. Decoding is arithmetic in Python; the step is one of NumPy's size in the framework.
+is the wait for data. PyTorch's samples are decoded by arithmetic in Python, TensorFlow's from JPEG; both keep one core
+busy for about as long as the step, which multiplies matrices.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-NUM_SAMPLES, BATCH, SIZE = 128, 16, 64
+NUM_SAMPLES, BATCH, SIZE = 256, 16, 64
 DECODE_LOOPS = 5_000
-"""Steps of a loop in Python for each sample."""
+"""Steps of a loop in Python for each sample of PyTorch's."""
+JPEG_SIZE = 384
+"""Height and width of TensorFlow's samples before they are cropped to `SIZE`."""
 WIDTH, NUM_PRODUCTS = 512, 8
 """A training step multiplies square matrices of this width, so often: about as long as a batch decodes."""
 
@@ -106,7 +109,7 @@ def in_tensorflow(repetitions: int) -> dict[str, float]:
         distributed = loop.apply(tf.data.experimental.service.distribute("parallel_epochs", dispatcher.target))
         ready = list(loop)
         waits = tf.data.Options()
-        waits.experimental_optimization.inject_prefetch = False
+        waits.experimental_optimization.apply_default_optimizations = False
         waiting = loop.with_options(waits)
         weight = tf.random.uniform((WIDTH, WIDTH))
 
@@ -152,20 +155,26 @@ class _Samples:
 
 
 def _dataset(index: int, count: int) -> Any:
-    """Return batches of a part of the samples; the same arithmetic as `decode`, in a graph."""
+    """Return batches of a part of the samples.
+
+    tf.data decodes on every core at once, however the dataset is written, unless its options forbid that; then there
+    would be no core left for the step.
+    """
     import tensorflow as tf
 
-    def sample(number: Any) -> Any:
-        value = tf.while_loop(
-            lambda step, _: step < DECODE_LOOPS // 20,  # a step of a graph's loop takes so much longer
-            lambda step, value: (step + 1, (value * 1103515245 + 12345) & 0x7FFFFFFF),
-            (tf.constant(0), number),
-            parallel_iterations=1,
-        )[1]
-        return tf.fill((3, SIZE, SIZE), tf.cast(value, tf.float32) / 0x7FFFFFFF), number
+    noise = tf.random.Generator.from_seed(0).uniform((4, JPEG_SIZE // 4, JPEG_SIZE // 4, 3)) * 255
+    whole = tf.cast(tf.image.resize(noise, (JPEG_SIZE, JPEG_SIZE)), tf.uint8)
+    files = tf.stack([tf.io.encode_jpeg(image) for image in whole])
 
+    def sample(number: Any) -> Any:
+        image = tf.io.decode_jpeg(files[number % 4], channels=3)[:SIZE, :SIZE]
+        return tf.transpose(tf.cast(image, tf.float32) / 255, (2, 0, 1)), number
+
+    in_one_thread = tf.data.Options()
+    in_one_thread.experimental_optimization.map_parallelization = False
     plain = tf.autograph.experimental.do_not_convert(sample)
-    return tf.data.Dataset.range(NUM_SAMPLES).shard(count, index).map(plain).batch(BATCH)
+    numbers = tf.data.Dataset.range(NUM_SAMPLES).shard(count, index)
+    return numbers.map(plain).batch(BATCH).with_options(in_one_thread)
 
 
 def _dataset_of_part(shard: Any) -> Any:

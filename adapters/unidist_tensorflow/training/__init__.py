@@ -5,6 +5,7 @@ May import any other folder of this package but `keras`.
 
 from unidist_tensorflow.training.data import shard
 from unidist_tensorflow.training.distributed_optimizer import distribute
+from unidist_tensorflow.training.iterators import end_in_background, read_to_its_end
 from unidist_tensorflow.training.lazy_init import lacks_value
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, structure_of
 from unidist_tensorflow.training.tf1 import DistributedOptimizer
@@ -13,6 +14,6 @@ from unidist_tensorflow.training.verification import before_step
 from unidist_tensorflow.training.waiting import measured
 
 __all__ = [
-    "DistributedOptimizer", "LossFunction", "StepRunner", "TrainStep", "before_step", "distribute", "lacks_value",
-    "measured", "shard", "structure_of",
+    "DistributedOptimizer", "LossFunction", "StepRunner", "TrainStep", "before_step", "distribute",
+    "end_in_background", "lacks_value", "measured", "read_to_its_end", "shard", "structure_of",
 ]  # fmt: skip

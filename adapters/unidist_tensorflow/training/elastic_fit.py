@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -19,6 +18,7 @@ from unidist.strategy.interface import Plan
 from unidist_keras import elastic_fit
 from unidist_tensorflow.elastic.data import ElasticDataset, elastic_dataset_of
 from unidist_tensorflow.elastic.state import TensorFlowKerasState, raising_peer_losses
+from unidist_tensorflow.training.iterators import end_in_background
 from unidist_tensorflow.training.piecewise_step import PiecewiseTrainStep
 
 
@@ -117,19 +117,10 @@ class ElasticFit(elastic_fit.ElasticFit):
         assert self._batches_of is not None, "prepared"
         if self._batches_of.has_moved:
             last, self._batches = [self._batches], None
-            _end_in_background(last)
+            end_in_background(last)
             self._batches = iter(dataset)
         with raising_peer_losses():
             return self._function(self._batches)
-
-
-def _end_in_background(iterators: list[Any]) -> None:
-    """Give up the iterators of a list, which nothing else refers to, without waiting for their end.
-
-    The end of an iterator of tf.data may miss that its autotuning thread is to stop, and then waits as long as that
-    thread has planned to sleep: seconds at first, up to a minute later, while the other ranks wait for this one.
-    """
-    threading.Thread(target=iterators.clear, name="unidist-iterator-end", daemon=True).start()
 
 
 class FitState(TensorFlowKerasState):

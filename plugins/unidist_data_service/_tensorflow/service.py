@@ -63,7 +63,9 @@ def data_service(
     sealed = bytes(seal(dump_call(DatasetSource, (function,), {}, to_other_machines=True), PURPOSE))
     batches = StreamBatches(runtime.owned(DataWorkers), sealed, numpy_array, ahead=ahead, tail=tail)
     dataset = tf.data.Dataset.from_generator(batches.__iter__, output_signature=_signature(batches.spec()))
-    return measured(dataset.prefetch(ahead))
+    without_thread = tf.data.Options()
+    without_thread.autotune.enabled = False  # it has nothing to tune here, and an epoch's end may wait for it
+    return measured(dataset.prefetch(ahead).with_options(without_thread))
 
 
 def _signature(tree: Any) -> Any:

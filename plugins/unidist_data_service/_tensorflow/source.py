@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from typing_extensions import override
 from unidist.errors import UsageError
 from unidist_data_service.shards import DataShard
 from unidist_data_service.worker import FunctionSource
+from unidist_tensorflow.training import read_to_its_end
 
 
 class DatasetSource(FunctionSource):
@@ -19,6 +21,11 @@ class DatasetSource(FunctionSource):
     Args:
         function: returns a tf.data.Dataset, or other iterable, over batches; see `FunctionSource`.
     """
+
+    @override
+    def epoch(self, shard: DataShard) -> Iterator[Any]:
+        """Return an iterator over the batches of the next epoch of a part."""
+        return read_to_its_end(super().epoch(shard))
 
     @override
     def spec(self, shard: DataShard) -> Any:
