@@ -23,7 +23,7 @@ from typing import Any
 from unidist.jobs.pool import call_name
 from unidist.jobs.pool._call import Call, Worker
 from unidist.jobs.pool._channel import Channel, send
-from unidist.jobs.pool._pickling import dump_call
+from unidist.jobs.pool._pickling import dump_calls
 from unidist.jobs.processes import LocalProcesses, rank_variables
 from unidist.topology import Topology
 
@@ -82,7 +82,7 @@ class MpiPool:
     ) -> list[Any]:
         """See `RankPool.run`."""
         own = [()] * self.num_proc if per_rank_args is None else per_rank_args
-        messages = [dump_call(func, (*args, *each), {}) for each in own]
+        messages = dump_calls(func, [(*args, *each) for each in own], {})
         call = Call(self._workers, call_name(func))
         try:
             call.run(messages, timeout.total_seconds())

@@ -8,7 +8,7 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -39,13 +39,19 @@ def dump_call(
     Raises:
         UsageError: something in the call cannot be pickled; says what pickle says.
     """
+    return dump_calls(function, [args], kwargs, to_other_machines=to_other_machines)[0]
+
+
+def dump_calls(
+    function: Any, args_of_calls: Sequence[tuple[Any, ...]], kwargs: dict[str, Any], *, to_other_machines: bool = False
+) -> list[bytes]:
+    """Return what `dump_call` does for each of several calls: the modules are looked for once, which takes longest."""
     chosen = _not_installed() if to_other_machines else _not_importable(_module_of(function))
     with _by_value_lock, _sent_by_value(chosen):
         try:
-            data: bytes = cloudpickle.dumps((function, args, kwargs))
+            return [cloudpickle.dumps((function, args, kwargs)) for args in args_of_calls]
         except Exception as exc:  # whatever the __reduce__ of the user's objects raises
             raise UsageError(f"cannot send {function!r} and its arguments to another process: {exc}") from exc
-        return data
 
 
 @contextmanager
@@ -62,7 +68,15 @@ def _sent_by_value(modules: list[ModuleType]) -> Iterator[None]:
 
 
 def _not_importable(module: ModuleType | None) -> list[ModuleType]:
-    return [] if module is None else [item for item in _package_mates(module) if not _is_importable(item)]
+    """Return those of a module's package that a fresh process with our `sys.path` would not find, or not there."""
+    if module is None:
+        return []
+    path, num_finders = tuple(sys.path), len(sys.meta_path)
+    return [
+        item
+        for item in _package_mates(module)
+        if not _finds(item.__name__, getattr(item, "__file__", None), path, num_finders)
+    ]
 
 
 def _not_installed() -> list[ModuleType]:
@@ -93,21 +107,16 @@ def _module_of(function: Any) -> ModuleType | None:
 
 def _package_mates(module: ModuleType) -> list[ModuleType]:
     top = module.__name__.partition(".")[0]
+    inside = f"{top}."
+    names = [name for name in list(sys.modules) if name == top or name.startswith(inside)]  # of thousands
     # Only by a module's own name: it may have others as well, here or in another package.
-    return [
-        item
-        for name, item in list(sys.modules.items())
-        if (name == top or name.startswith(f"{top}.")) and isinstance(item, ModuleType) and item.__name__ == name
-    ]
-
-
-def _is_importable(module: ModuleType) -> bool:
-    """Return whether a fresh process with our `sys.path` would find this very file under this name."""
-    return _finds(module.__name__, getattr(module, "__file__", None), tuple(sys.path), len(sys.meta_path))
+    found = [(name, sys.modules.get(name)) for name in names]
+    return [item for name, item in found if isinstance(item, ModuleType) and item.__name__ == name]
 
 
 @functools.lru_cache(maxsize=4096)  # looking on the disk for all modules of a large package costs more than the call
 def _finds(module: str, file: str | None, search_path: tuple[str, ...], num_finders: int) -> bool:
+    """Return whether the search path leads from this name to this very file."""
     path: Any = search_path
     spec = None
     parts = module.split(".")

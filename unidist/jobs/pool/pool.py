@@ -21,7 +21,7 @@ from unidist.jobs import preflight
 from unidist.jobs.pool._call import Call, Worker
 from unidist.jobs.pool._channel import Channel, send
 from unidist.jobs.pool._output import RankPipe, is_notebook, show_rest
-from unidist.jobs.pool._pickling import dump_call
+from unidist.jobs.pool._pickling import dump_call, dump_calls
 from unidist.jobs.pool.answers import Answers, call_name
 from unidist.jobs.processes import HostShare, LocalProcesses, watch_exit
 from unidist.runtime.plugin_manager import PluginManager
@@ -138,7 +138,7 @@ class RankPool:
         if per_rank_args is None:
             messages = [dump_call(func, tuple(args), keywords)] * self.num_proc
         else:
-            messages = [dump_call(func, (*args, *own), keywords) for own in per_rank_args]
+            messages = dump_calls(func, [(*args, *own) for own in per_rank_args], keywords)
         limit = self._timeout if timeout is None else timeout
         call = Call(self._workers, call_name(func))
         try:
