@@ -39,7 +39,7 @@ DEMO_EXTRA_jax = jax
 TF_VENV = $(VENV)-tensorflow
 TF_PY = $(TF_VENV)/bin/python
 TF_TESTS = tests/test_without_torch.py tests/test_imports.py $(ONLY_WITHOUT_TORCH)
-# Those of them that `make test` does not run with PyTorch, too.
+# `make test` runs these only here, and not in the environment with PyTorch as well.
 ONLY_WITHOUT_TORCH = tests/examples/keras/test_digits_fit.py::test_two_processes_read_over_95_percent \
   $(addprefix tests/adapters/unidist_tensorflow/, test_facade.py \
     $(addprefix keras/test_fit.py::test_, equal_weights_after_fit_on_different_data mixed_precision) \

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import signal
 import sys
 import time
@@ -31,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-pytest_plugins = ["unidist.testing.fixtures", "part_pools", "unidist_command"]
+pytest_plugins = ["unidist.testing.fixtures", "part_pools", "soak_cases", "unidist_command"]
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # what several folders share; the ranks get this path too
 
@@ -40,39 +39,14 @@ _ONE_AT_A_TIME = {"ray", "spark", "unidist_ray", "unidist_spark"}
 """Folders of tests that start clusters: a driver of Ray ends with a cluster that it found, and was not its own."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups, and pytest the marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests that share ranks into one group: where several processes run tests, one of them runs all of a group.
 
     Those of JAX and TensorFlow are several groups, since they take longest: two processes may have a pool each.
     """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
-    _mark_what_takes_long(config, items)
-
-
-def _mark_what_takes_long(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the cases of soak.txt.
-
-    Raises:
-        pytest.UsageError: a line there is the name of no test any more.
-    """
-    lines = (Path(__file__).parent / "soak.txt").read_text().splitlines()
-    cases = [line for line in lines if not line.startswith("#")]
-    patterns = {case: re.compile(re.escape(case).replace(r"\*", ".*")) for case in cases}
-    some_case = re.compile("|".join(pattern.pattern for pattern in patterns.values()))
-    for item in items:
-        if some_case.match(item.nodeid):
-            item.add_marker(pytest.mark.soak)
-    are_whole_files = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
-    if are_whole_files:
-        names = [item.nodeid for item in items]
-        files = {name.partition("::")[0] for name in names}
-        stale = [
-            case for case in cases if case.partition("::")[0] in files and not any(map(patterns[case].match, names))
-        ]
-        if stale:
-            raise pytest.UsageError(f"tests/soak.txt names tests that are not there: {stale}")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -1,4 +1,4 @@
-"""The end of iterators of tf.data, which nobody should wait for."""
+"""Drop iterators of tf.data without blocking: destroying one can take seconds."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["end_in_background", "read_to_its_end"]
 
 
 def end_in_background(iterators: list[Any]) -> None:
-    """Give up the iterators of a list, which nothing else refers to, without waiting for their end.
+    """Empty a list of iterators, which must hold the only references to them, in another thread.
 
-    The end of an iterator of tf.data may miss that its autotuning thread is to stop, and then waits as long as that
-    thread has planned to sleep: a fraction of a second at first, up to a minute later. The other ranks, or all who
-    read from this process, would wait with it.
+    The destructor of a tf.data iterator waits for its autotuning thread. If that misses the signal to stop, it first
+    sleeps to the end of its interval: a fraction of a second at first, up to a minute later. Other ranks, or all that
+    read from this process, would be held up too.
     """
     threading.Thread(target=iterators.clear, name="unidist-iterator-end", daemon=True).start()
 
 
 def read_to_its_end(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Yield what an iterator yields, and give it up as `end_in_background` does. The caller keeps no reference."""
+    """Yield what an iterator yields, then drop it by `end_in_background`. The caller must keep no reference to it."""
     held = [iterator]
     del iterator
     try:

@@ -1,4 +1,4 @@
-"""Iterators end in a thread of their own: the end of one of tf.data may take long."""
+"""Iterators of tf.data, whose destructors can block, are destroyed in a background thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unidist_tensorflow.training import end_in_background, read_to_its_end
 
 
 class _Numbers(Iterator[int]):
-    """Three numbers; says which thread ends it, which takes until it may."""
+    """Yields three numbers. Its destructor waits for an event, and records the thread that it runs in."""
 
     def __init__(self, ended: list[str], may_end: threading.Event) -> None:
         self._ended, self._may_end = ended, may_end
