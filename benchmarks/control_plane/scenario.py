@@ -12,7 +12,7 @@ from benchmarks.control_plane.simulators import Simulators, Totals
 
 STEADY_SEC = 5.0
 _GIVE_UP_SEC = 240.0
-_LOOK_SEC = 0.1
+_LOOK_SEC = 0.3
 
 
 @dataclass

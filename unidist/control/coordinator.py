@@ -86,6 +86,7 @@ class Coordinator(Service):
         self._peer_of_host: dict[int, int] = {}
         self._gone: set[int] = set()
         self._ranks: dict[int, _Rank] = {}
+        self._refused: set[int] = set()
         self._meetings: dict[int, Meeting] = {}
 
     @property
@@ -135,8 +136,8 @@ class Coordinator(Service):
             yield from self._welcome_rank(peer, message)
         elif peer in self._ranks:
             yield from self._serve(peer, self._ranks[peer], message)
-        elif kind == "leave":
-            return  # it had no place, or has left
+        elif kind == "leave" or peer in self._refused:
+            return  # it had no place, and has been told, or has left
         else:
             yield Drop(peer, f"sent {kind!r} before it said who it is")
 
@@ -146,6 +147,7 @@ class Coordinator(Service):
             yield from self._lose_host(peer, f"its connection ended ({reason})")
         elif peer in self._ranks:
             yield from self._lose_rank(peer, reason)
+        self._refused.discard(peer)
 
     @override
     def tick(self, now: float) -> Iterator[Action]:
@@ -186,20 +188,25 @@ class Coordinator(Service):
     def _welcome_rank(self, peer: int, message: Message) -> Iterator[Action]:
         rank = _Rank(*(int(message[name]) for name in ("generation", "epoch", "rank", "node_rank")))
         if rank.generation != self.generation:
-            yield Send(peer, self._stale(rank))
+            yield from self._refuse(peer, self._stale(rank))
             return
         world_size = int(message["world_size"])
         if world_size != self._world_size or not 0 <= rank.rank < world_size:
-            yield Send(
-                peer, refusal(f"rank {rank.rank} of {world_size} has no place in this job of {self._world_size} ranks")
-            )
+            text = f"rank {rank.rank} of {world_size} has no place in this job of {self._world_size} ranks"
+            yield from self._refuse(peer, refusal(text))
             return
         meeting = self._meetings.setdefault(rank.epoch, Meeting(world_size))
         if meeting.has(rank.rank):
-            yield Send(peer, refusal(f"rank {rank.rank} is there already: another process has the same rank"))
+            text = f"rank {rank.rank} is there already: another process has the same rank"
+            yield from self._refuse(peer, refusal(text))
             return
         self._ranks[peer] = rank
         yield from meeting.join(rank.rank, peer)
+
+    def _refuse(self, peer: int, message: Message) -> Iterator[Action]:
+        """Tell a rank that it has no place. It has sent its first payload with its name, which is not looked at."""
+        self._refused.add(peer)
+        yield Send(peer, message)
 
     def _serve(self, peer: int, rank: _Rank, message: Message) -> Iterator[Action]:
         kind = message["type"]

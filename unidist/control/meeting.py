@@ -43,9 +43,8 @@ class Meeting:
         return rank in self._peers
 
     def join(self, rank: int, peer: int) -> Iterator[Action]:
-        """A rank that is not here yet has come, by a connection."""
+        """A rank that is not here yet has come, by a connection. Nobody answers before it gives its first payload."""
         self._peers[rank] = peer
-        yield Send(peer, {"type": "joined"})
         if self._failure is not None:
             yield Send(peer, self._failure)
 

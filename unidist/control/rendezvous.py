@@ -66,8 +66,7 @@ class ControlRendezvous(Rendezvous):
                 },
                 time.monotonic() + timeout.total_seconds(),
             )
-            self._receive("joined", time.monotonic() + timeout.total_seconds())
-            self.allgather(b"", timeout=timeout)
+            self.allgather(b"", timeout=timeout)  # the first answer: all have come, or this rank has no place
         except BaseException:
             self._client.close()
             raise

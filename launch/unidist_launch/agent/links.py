@@ -20,6 +20,7 @@ from unidist.control.connection import Address, Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
 from unidist.control.wire import WireError
 
+_LOOK_SEC = 0.05
 _RETRY_SEC = 0.2
 _HANDSHAKE_SEC = 5.0
 _MAX_STRANGERS = 64
@@ -77,6 +78,7 @@ class PeerLinks:
         self._listener: socket.socket | None = None
         self._accepted: dict[Connection, float] = {}
         self._peers: dict[int, _Peer] = {}
+        self._look_at = 0.0
 
     def listen(self, address: str) -> int:
         """Listen at an address of this host, instead of at the one before; returns the port.
@@ -103,10 +105,14 @@ class PeerLinks:
         for index, address in peers.items():
             known = self._peers.setdefault(index, _Peer(address, heard=now))
             known.told = None  # to be told again: the launcher may be another one
+        self._look_at = now
 
     def turn(self) -> None:
-        """Connect, send beats, and tell of what has changed; several times per beat."""
+        """Connect, send beats, and tell of what has changed; several times per beat. Costs nothing in between."""
         now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + min(_LOOK_SEC, self._heartbeat_sec / (2 * BEATS_PER_LIMIT))
         for index, peer in list(self._peers.items()):
             if peer.connection is None and peer.connecting is None and now >= peer.retry_at:
                 self._begin(peer, now)

@@ -17,6 +17,7 @@ from typing import Any
 
 from unidist.control.coordinator import HostJoined, HostLost, HostMessage
 from unidist.control.elastic.coordinator import Beat, JobEvent
+from unidist.control.elastic.host_links import NUM_WATCHED
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, SideProcess
@@ -35,6 +36,8 @@ _TURN_SEC = 0.05
 _STACKS_SEC = 0.5
 _SPREADING_SEC = 3.0
 """How long processes beside the ranks wait for more hosts than the first, among which they are spread."""
+_GATHERING_SEC = 1.0
+"""How long the hosts of a large job wait for more of them until they connect: each newcomer changes who watches whom."""
 
 
 class ElasticRun:
@@ -73,6 +76,7 @@ class ElasticRun:
         self._placed_by: float | None = None
         self._are_hosts_new = False
         self._peers_told: dict[int, list[list[Any]]] = {}
+        self._connect_by: float | None = None
         self._is_concluding = False
         if job.has_side_processes:
             self._observation.attach(self._roster, parts.connect_values)
@@ -297,14 +301,20 @@ class ElasticRun:
         """
         if not self._are_hosts_new:
             return
-        self._are_hosts_new = False
-        parts = self._parts
+        parts, now = self._parts, time.monotonic()
         present = parts.hosts.present()
         for host in present if len(present) > 1 else ():
             address = parts.hosts.address_of(host)
             if host.listens_at != address:
                 host.listens_at = address
                 parts.tell({"type": "listen", "address": address}, host.index)
+        if len(present) > NUM_WATCHED + 1 and any(
+            host.index >= 0 and not parts.links.has_answered(host.index) for host in parts.hosts.by_name.values()
+        ):
+            self._connect_by = self._connect_by or now + _GATHERING_SEC
+            if now < self._connect_by:
+                return
+        self._are_hosts_new, self._connect_by = False, None
         listens_at = {host.index: host.listens_at for host in present}
         told: dict[int, list[list[Any]]] = {}
         for index in listens_at:

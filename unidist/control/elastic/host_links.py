@@ -55,6 +55,10 @@ class HostLinks:
         self._ports[index] = port
         self._peers = None
 
+    def has_answered(self, index: int) -> bool:
+        """Return whether an agent has told where it listens, or that it cannot."""
+        return index in self._ports
+
     def port(self, index: int) -> int:
         """Return where an agent listens; 0 if it does not."""
         return self._ports.get(index, 0)
@@ -152,4 +156,4 @@ def _watched(order: Sequence[int]) -> dict[int, tuple[int, ...]]:
     }
 
 
-__all__ = ["HostLinks"]
+__all__ = ["NUM_WATCHED", "HostLinks"]
