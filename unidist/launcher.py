@@ -119,7 +119,7 @@ def interval_of(value: float | str) -> timedelta | None:
 
 @dataclass(frozen=True)
 class Fallback:
-    """How a job begins again from its latest checkpoint, when too few ranks for one replica of its model are left.
+    """Describes how a job restarts from its latest checkpoint when too few ranks are left for one replica of its model.
 
     Args:
         strategy: line of the strategies that it has then.
@@ -258,7 +258,7 @@ class ObservedWorker:
 
 
 class SharedValues(Protocol):
-    """What the processes of a job share; `unidist.control.KeyValues` is the implementation."""
+    """Values shared by the processes of a job; `unidist.control.KeyValues` is the implementation."""
 
     def set(self, key: str, value: bytes) -> None:
         """Set a value."""
@@ -396,7 +396,7 @@ class JobObserver:
 
 @dataclass(frozen=True)
 class Job:
-    """The job to start.
+    """A job to start.
 
     Args:
         command: program and arguments, the same on every rank.

@@ -58,7 +58,7 @@ class Recorder:
 
     @property
     def all_data_sec(self) -> float:
-        """Seconds that the script has waited for its batches so far, whoever has counted them."""
+        """Seconds that the script has waited for its batches so far, regardless of which code counted them."""
         return self.data_sec + sum(clock() for clock in self.data_clocks)
 
     def start(self, path: Path, *, rank: int, mark_cycles: bool = False, per_tensor: bool = False) -> None:

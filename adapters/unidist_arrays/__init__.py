@@ -1,4 +1,4 @@
-"""What adapters share whose tensors reach the host as numpy arrays: memory, operations, the exchange of gradients.
+"""Code shared by adapters whose tensors reach the host as numpy arrays: memory, operations, gradient exchange.
 
 Knows no framework. `memory` is below the other modules; `arithmetic` is below `host_framework`, and `slices` below
 `fused_exchange`. Adapters and plugins may import the modules listed here.

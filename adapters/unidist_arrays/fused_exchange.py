@@ -310,7 +310,7 @@ class FusedExchange:
 
 
 class _Holder:
-    """What all results in one memory refer to."""
+    """The state shared by all results in one block of memory."""
 
 
 def _nobody() -> _Holder | None:

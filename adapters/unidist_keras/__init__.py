@@ -1,4 +1,4 @@
-"""What adapters share whose framework is a backend of Keras.
+"""Code shared by adapters whose framework is a backend of Keras.
 
 Callbacks, backups, checkpoints, `fit` in elastic jobs, optimizers whose class is changed, and seeds.
 

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class BoundStep(Protocol):
-    """What the mixin asks of the step from reduced gradients to new variables."""
+    """Requirements of the mixin on the step from reduced gradients to new variables."""
 
     @property
     def sharded(self) -> bool:

@@ -27,7 +27,7 @@ class Collective(StrEnum):
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of a collective without running it.
+    """Facts about a collective that are known without running it.
 
     Args:
         reduces: it has a reduction.

@@ -35,7 +35,7 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one side took for one size.
+    """Times of one side for one size.
 
     Args:
         min: seconds of the fastest repetition, of its slowest rank.

@@ -13,7 +13,7 @@ Durations = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Meeting:
-    """How the ranks of a benchmark meet.
+    """The meeting of a benchmark's ranks.
 
     Args:
         barrier: before each measurement; not by what is measured, where that would favour one of them.

@@ -1,4 +1,4 @@
-"""What an evaluator's script uses: the evaluations that it is to do."""
+"""The evaluations that an evaluator's script has to do, for that script."""
 
 from __future__ import annotations
 

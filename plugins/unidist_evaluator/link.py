@@ -1,4 +1,4 @@
-"""How the launcher and an evaluator tell each other what they need: by variables, and by values that a job shares."""
+"""Communication between the launcher and an evaluator: by variables, and by values that a job shares."""
 
 from __future__ import annotations
 

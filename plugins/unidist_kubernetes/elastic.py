@@ -1,4 +1,4 @@
-"""Elastic jobs in pods: every pod that comes is a host, until it goes.
+"""Elastic jobs in pods: every pod that joins is a host, until it goes.
 
 A pod of its own holds the launcher, and no rank. The others connect to it, each says its name and its slots, and waits
 for the orders of an agent. Its connection says that it is there: so nobody asks the cluster's API which pods run, and

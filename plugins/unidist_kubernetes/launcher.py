@@ -49,7 +49,7 @@ class KubernetesLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProces
         return tuple(Host(name, slots) for name in pod.names)
 
     def run(self, job: Job) -> int:
-        """Run the job, in pod 0; serve it, in the others. See `Launcher.run`.
+        """Run the job in pod 0; in the others, serve it. See `Launcher.run`.
 
         Pods other than the first return 0 when the job has ended, however it did: pod 0 decides what becomes of it.
 

@@ -1,4 +1,4 @@
-"""What a manifest is to describe: a job on Kubernetes, checked. `kinds` writes it down. Pure."""
+"""The checked description of a job on Kubernetes, from which `kinds` writes a manifest. Pure."""
 
 from __future__ import annotations
 

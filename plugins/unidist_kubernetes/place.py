@@ -49,7 +49,7 @@ _FIRST_ROLES = ("chief", "master")
 
 
 class Role(StrEnum):
-    """What a pod of an elastic job is for."""
+    """The role of a pod in an elastic job."""
 
     LAUNCHER = "launcher"
     WORKER = "worker"

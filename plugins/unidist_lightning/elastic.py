@@ -1,4 +1,4 @@
-"""Lightning's fit in an elastic job: ranks that are left go on with the loop, and newcomers enter it, at a commit.
+"""Lightning's fit in an elastic job: remaining ranks go on with the loop, and newcomers enter it, at a commit.
 
 The loop is entered again in every generation of the job. Model, optimizers, schedulers, callbacks and the loop's
 progress are those of the last commit; the samples that the epoch has left are divided over the ranks that there are.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training was at a commit.
+    """The position of training at a commit.
 
     Args:
         epoch: number of the epoch.

@@ -10,7 +10,7 @@ from unidist.errors import ConfigurationError
 
 
 class UnidistEnvironment(ClusterEnvironment):
-    """The ranks of the job are what `ud.init()` finds, whoever started them: Lightning launches nothing.
+    """The ranks of the job as `ud.init()` finds them; Lightning itself launches nothing.
 
     Works under `unidist launch`, torchrun, srun and mpirun, and for a process alone. Whoever first asks for a rank
     calls `ud.init()`.

@@ -1,4 +1,4 @@
-"""What Lightning's strategies do between ranks, by unidist's operations: the common part for Trainer and Fabric."""
+"""Communication between ranks for Lightning's strategies, by unidist's operations: shared by Trainer and Fabric."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What unidist adds to an optimizer's state in a checkpoint: number of updates, loss scale, state of strategies."""
+"""Entries that unidist adds to an optimizer's saved state: number of updates, loss scale, state of strategies."""
 
 from __future__ import annotations
 

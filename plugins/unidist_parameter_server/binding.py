@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class StoreStep(Protocol):
-    """What the strategy asks of an inner step.
+    """Requirements of the strategy on an inner step.
 
     Attributes:
         before: in an elastic job the optimizer's step of the generation before, whose store has the parameters, until

@@ -11,7 +11,7 @@ from unidist.mesh import DATA_AXIS, Mesh
 
 @dataclass(frozen=True)
 class Servers:
-    """What the strategy line says of servers.
+    """The part of a strategy line that concerns servers.
 
     Args:
         num_servers: processes; 0: memory that all workers of one host share.

@@ -16,7 +16,7 @@ from unidist.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class WorkerSize:
-    """What one worker takes of a node.
+    """The resources that one worker takes of a node.
 
     Args:
         cpus: number of CPUs.
@@ -44,7 +44,7 @@ class WorkerSize:
 
 
 class Room:
-    """Holds room for workers in a cluster until it is closed.
+    """Reserves room for workers in a cluster until it is closed.
 
     Args:
         size: of a worker.

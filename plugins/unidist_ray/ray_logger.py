@@ -1,4 +1,4 @@
-"""What ranks log for the callbacks of `RayExecutor.run`; with the names of Horovod's module."""
+"""Logging from ranks for the callbacks of `RayExecutor.run`; with the names of Horovod's module."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _LEAVE_SEC = 10.0
 
 @dataclass
 class UnidistConfig(BackendConfig):
-    """How the workers of Ray Train are the ranks of a job.
+    """Configures the workers of Ray Train as the ranks of a job.
 
     Args:
         strategy: as `--strategy`; default: UNIDIST_STRATEGY.

@@ -200,7 +200,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Body:
-    """What the task does, for `mapPartitions`."""
+    """The work of a task, for `mapPartitions`."""
 
     order: bytes = field(repr=False)
     call: bytes = field(repr=False)

@@ -168,7 +168,7 @@ class HorovodRunner:
 
 
 class _Appended(AccumulatorParam[Any]):
-    """What tasks add, as a list."""
+    """Entries added by tasks, as a list."""
 
     @override
     def zero(self, value: Any) -> Any:
@@ -180,7 +180,7 @@ class _Appended(AccumulatorParam[Any]):
 
 
 class _Stage:
-    """One stage in barrier mode, run by a thread of its own: this one watches it.
+    """One stage in barrier mode, run by a separate thread that this one watches.
 
     A task whose rank fails does not fail, but returns what happened: of tasks that fail, Spark only keeps a text.
 

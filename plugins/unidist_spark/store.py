@@ -1,4 +1,4 @@
-"""Where estimators keep their data and what they train: a folder of any file system that fsspec knows."""
+"""The place where estimators keep data and trained models: a folder of any file system that fsspec knows."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Task:
-    """What each task of a stage does, for `mapPartitions`. Spark carries it to the executors.
+    """The work of each task of a stage, for `mapPartitions`. Spark carries it to the executors.
 
     The rank is a child process of the task's, so that it begins with nothing of an earlier job, and can be named when
     it dies. If the task ends, so does the rank.

@@ -20,7 +20,7 @@ NUM_CURVES = 16
 
 @dataclass(frozen=True)
 class ProgressReport:
-    """What a rank has told of itself.
+    """The latest report of a rank.
 
     Args:
         time: on the rank's clock, in seconds.

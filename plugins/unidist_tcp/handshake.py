@@ -43,7 +43,7 @@ class HandshakeError(UnidistError):
 
 @dataclass(frozen=True)
 class Session:
-    """What all ranks of a job know about one `connect`.
+    """Facts about one `connect` that all ranks of a job know.
 
     Args:
         secret: at least one byte.

@@ -1,4 +1,4 @@
-"""How the members of a process group find out who they are: one job, one version, which of them share a host."""
+"""Exchange of identities between the members of a process group: one job, one version, which of them share a host."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Meeting:
-    """What a member knows of its group.
+    """Facts that a member knows about its group.
 
     Args:
         rendezvous: of all members.

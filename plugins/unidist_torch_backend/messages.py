@@ -47,7 +47,7 @@ class Receive:
 
 @dataclass
 class _Sender:
-    """What is known of the messages of one rank."""
+    """Known messages of one rank."""
 
     header: Buffer | None = None
     header_work: Work | None = None

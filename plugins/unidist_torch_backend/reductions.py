@@ -28,7 +28,7 @@ _BOOLEAN: dict[Any, ReduceOp] = {dist.ReduceOp.BAND: ReduceOp.MIN, dist.ReduceOp
 
 @dataclass(frozen=True)
 class Reduction:
-    """How to reduce.
+    """A reduction: its operation and its factors.
 
     Args:
         op: the communicator's operation.

@@ -1,4 +1,4 @@
-"""What PyTorch gets for an operation under way: works to wait for, and their futures."""
+"""The objects that PyTorch gets for an operation in progress: works to wait for, and their futures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tracker is, and how a plugin registers one."""
+"""The interface of a tracker, and its registration by a plugin."""
 
 from __future__ import annotations
 

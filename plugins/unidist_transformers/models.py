@@ -1,4 +1,4 @@
-"""What the transformers library knows of its models: which layers to cut, and the names of tensors in files.
+"""Facts that transformers has about its models: which layers to cut, and the names of tensors in files.
 
 It is asked where a script has imported it, and never imported here.
 """

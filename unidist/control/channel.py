@@ -150,7 +150,7 @@ class Channel:
             position += count
 
     def close(self) -> None:
-        """Close the connection; whoever waits on it gets ChannelLost. Idempotent."""
+        """Close the connection; threads waiting on it get ChannelLost. Idempotent."""
         if not self._is_closed:
             self._is_closed = True
             with contextlib.suppress(OSError):

@@ -233,7 +233,7 @@ class ControlServer:
             self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def _tell_full(self, error: OSError) -> None:
-        """Say that there are no descriptors left, once until there are some again."""
+        """Report that no descriptors are left, once until some are free again."""
         if self._is_full:
             return
         self._is_full = True

@@ -19,7 +19,7 @@ _log = logging.getLogger("unidist.elastic")
 
 
 class HostUpdateResult(IntFlag):
-    """How the hosts, or their slots, are about to change."""
+    """The change to the hosts, or to their slots, that is about to happen."""
 
     no_update = 0
     removed = 1

@@ -349,7 +349,7 @@ class SharedHandler(Handler):
 
 @dataclass(frozen=True)
 class _Kept:
-    """What an `ObjectState` keeps of a commit besides shares.
+    """State of an `ObjectState` at a commit, apart from its shards.
 
     Args:
         handlers: attributes of each handler.

@@ -1,4 +1,4 @@
-"""What `size()` returns where several ranks train on the same samples: a number that notices what it is used for."""
+"""The result of `size()` where several ranks train on the same samples: a number that notices how it is used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WorldSize(int):
 
     @classmethod
     def of(cls, runtime: Context) -> int:
-        """Return the number of processes, as a plain `int` if each has samples of its own."""
+        """Return the number of processes, as a plain `int` if no two of them train on the same samples."""
         size = runtime.topology.world_size
         if runtime.mesh.size(SAMPLE_AXES) == size:
             return size

@@ -11,7 +11,7 @@ VERSION = "0.28.1"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a module of Horovod's is here.
+    """The module that stands in for one of Horovod's.
 
     Args:
         module: of ours, all of whose public names it has; "" for none.

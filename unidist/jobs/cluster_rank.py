@@ -41,7 +41,7 @@ _SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class _Offer:
-    """What a process tells the others of itself.
+    """Facts that a process reports to the others about itself.
 
     Args:
         version: of unidist.
@@ -63,7 +63,7 @@ class _Offer:
 
 
 class ClusterRank:
-    """This process as a rank of a job whose processes a cluster has started. A context manager; leaving it closes it.
+    """This process as a rank of a job whose processes a cluster started. A context manager; leaving it closes it.
 
     Every process makes one, the cluster brings the offer of each to all, and each takes its place:
 

@@ -94,7 +94,7 @@ def side_processes(plan: Plan | None) -> tuple[SideProcess, ...]:
 
 
 def _check_encryption(topology: Topology, manager: PluginManager, environ: Mapping[str, str]) -> None:
-    """Have an engine that encrypts say whether it can: the hosts are made alike, and this one is asked at once."""
+    """Ask an engine that encrypts whether it can. The hosts have the same setup, so only this one is asked, at once."""
     able = [spec.name for spec in manager.engines if spec.encrypts and spec.priority >= 0]
     problems = [engine_check.ask(name, topology, environ) for name in able]
     if all(problems):

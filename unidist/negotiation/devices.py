@@ -1,4 +1,4 @@
-"""Operations on the memory of devices: the communicators that run them, and how these are connected.
+"""Operations on device memory: the communicators that run them, and how these connect.
 
 An operation on device memory is negotiated like any other, over host memory. It is run by a communicator of its own
 for that kind of memory, which is connected where the ranks have agreed on the first such operation: there each of them

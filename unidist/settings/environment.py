@@ -119,7 +119,7 @@ MAX_TCP_CONNECTIONS = 9
 
 @dataclass(frozen=True)
 class Verify:
-    """What `--verify` asks for.
+    """The checks that `--verify` requests.
 
     Args:
         first: compare outputs before the first step, and replicas after the first updates and at checkpoints.

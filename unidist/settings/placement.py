@@ -55,7 +55,7 @@ def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
 
 @dataclass(frozen=True)
 class ValuesPlace:
-    """Where the values that a job's processes share are served.
+    """Address at which the values shared by a job's processes are served.
 
     Args:
         address: of the server.

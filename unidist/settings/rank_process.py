@@ -1,4 +1,4 @@
-"""What a rank tells the process that started it, in memory that it inherits: which process it is, and its progress.
+"""Reports of a rank to the process that started it, in inherited memory: which process it is, and its progress.
 
 A wrapper (a shell, a profiler) may stand in between.
 

@@ -1,4 +1,4 @@
-"""What each thread of this process is blocked in: a stack of calls for each, pushed and popped in well under 1 us.
+"""Stacks of the calls in which each thread of this process is blocked; a push and a pop take well under 1 us.
 
 A `Call` is one blocking operation of a group. A label says it in the words of the script: `optimizer.state_dict()`.
 Nothing here waits or looks at a clock; the monitor's thread looks at the stacks now and then.

@@ -99,7 +99,7 @@ class Monitor:
 
     @property
     def communicators(self) -> list[Communicator]:
-        """All watched communicators that there are, those that strategies have split off included."""
+        """All watched communicators, including those split off by strategies."""
         return list(self._communicators)
 
     def instead_of(self, error: PeerLostError) -> BaseException:

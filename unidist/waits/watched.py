@@ -1,4 +1,4 @@
-"""Communicators and named operations that keep record of what this rank has entered and is blocked in.
+"""Communicators and named operations that record which operations this rank has entered and is blocked in.
 
 A communicator gets a subclass of its own class, so it keeps the capabilities that only its engine knows. Each call
 counts, whether it blocks at once or in `Work.wait`.
@@ -29,7 +29,7 @@ _MAX_ENDED = 1024
 
 
 class Verdicts(Protocol):
-    """What the owner of the watched objects is asked."""
+    """Questions to the owner of the watched objects."""
 
     def add(self, group: Group, communicator: Communicator) -> None:
         """Keep record of one more group, and remember its communicator without keeping it alive."""

@@ -1,4 +1,4 @@
-"""What the leaves of an optimizer state of optax are, found by its structure: slots of parameters, counts, and others.
+"""Classifies the leaves of an optax state by its structure: slots of parameters, counts, and others.
 
 A leaf belongs to the parameter with whose path its own ends: `0/mu/dense/kernel` is the slot `mu` of `dense/kernel`, of
 the named tuple `ScaleByAdamState`. So masks, chains and wrappers change nothing.

@@ -25,7 +25,7 @@ from unidist_jax.optimizer import BoundOptimizer, LeafPiece
 
 
 class Training(ABC):
-    """What holds parameters and optimizer state itself, as `TrainStep` does: `save` and `load` take it in their place.
+    """An object that holds parameters and optimizer state itself, as `TrainStep` does; `save` and `load` accept it.
 
     Attributes:
         optimizer: the bound optimizer.

@@ -96,7 +96,7 @@ def _whole(avals: Sequence[Any], count: int) -> SdyArrayList:
 
 
 class Meeting:
-    """Where the calls of the devices of one program meet: the last one to come does the work for all.
+    """Meeting point for the calls of one program's devices: the last one to arrive does the work for all.
 
     Args:
         count: number of devices.

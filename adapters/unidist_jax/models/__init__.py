@@ -1,4 +1,4 @@
-"""What a strategy makes of the parameters and the loss of a model, and of the steps that train it.
+"""The parameters, loss and training step of a model as a strategy has changed them.
 
 May import `compiled`, `operations`, `framework`, `optimizer` and the modules at the root of this package.
 """

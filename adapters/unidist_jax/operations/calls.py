@@ -1,4 +1,4 @@
-"""How operations are called: on the leaves of a tree, by name, at once or within a trace, with Horovod's gradients."""
+"""Calls operations: on the leaves of a tree, by name, at once or within a trace, with Horovod's gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _TracedNames:
         self.counters: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
 
     def close(self) -> None:
-        """Start anew; the context calls it when it closes."""
+        """Reset the state; the context calls this when it closes."""
         self.counters.clear()
 
 

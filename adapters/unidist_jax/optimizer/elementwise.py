@@ -115,7 +115,7 @@ class _Trial:
         return [LeafPiece(leaf.shape, 0, leaf.size) for leaf in self._params]
 
     def halves(self) -> list[LeafPiece]:
-        """Return the pieces of a rank that has the last part of every leaf: random numbers often begin alike."""
+        """Return the pieces of a rank that has the last part of every leaf: random leaves often start the same."""
         return [LeafPiece(leaf.shape, leaf.size // 2, -(-leaf.size // 2)) for leaf in self._params]
 
     def bipartitions(self) -> list[list[LeafPiece]]:

@@ -64,7 +64,7 @@ def spmd(function: Callable[..., Any], *, donate_argnums: Sequence[int] = ()) ->
 
 
 class _Program:
-    """What was compiled of one function.
+    """The compiled program of one function.
 
     Args:
         function: of one rank's arrays.

@@ -1,4 +1,4 @@
-"""How long steps wait for their batches, in loops over a dataset and in `fit`: the launcher shows it."""
+"""Measures how long steps wait for their batches, in loops over a dataset and in `fit`, for the launcher to show."""
 
 from __future__ import annotations
 

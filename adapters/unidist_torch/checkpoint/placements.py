@@ -1,4 +1,4 @@
-"""Where the parameters of a model belong, also of one that a distributed model is a module of."""
+"""Finds where the parameters of a model belong, even if the model is a submodule of a distributed one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a `TorchState` keeps models, optimizers and samplers; a registry says which handler a value gets.
+"""Handlers with which a `TorchState` keeps models, optimizers and samplers; a registry maps values to handlers.
 
 The names are Horovod's: a script may derive a handler from `StateHandler` for its values and put it into the
 registry, before it makes the state.

@@ -57,7 +57,7 @@ class SharedStore:
 
 
 class _JobStore(Store):
-    """What gloo needs of a store, over `KeyValues`."""
+    """The store that gloo needs, on top of `KeyValues`."""
 
     def __init__(self, values: KeyValues, timeout: timedelta) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where an operation by name finds its tensor: on its device, or in a copy in host memory.
+"""Finds the tensor of a named operation: on its device, or in a copy in host memory.
 
 Named operations on a device are queued on its default stream, by whichever thread runs them. So that stream waits for
 what the caller's has queued before, and the caller's for it afterwards. Where both are the same, as in most scripts,

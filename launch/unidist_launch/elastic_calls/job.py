@@ -21,7 +21,7 @@ from unidist_launch.elastic_job import ElasticRun, HostSource
 
 @dataclass(frozen=True)
 class EndedCall:
-    """How a job has ended.
+    """The outcome of a job.
 
     Args:
         code: exit code.

@@ -17,7 +17,6 @@ from typing import Any
 
 from unidist.control.coordinator import HostJoined, HostLost, HostMessage
 from unidist.control.elastic.coordinator import Beat, JobEvent
-from unidist.control.elastic.host_links import NUM_WATCHED
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.launcher import Job, SideProcess
@@ -308,9 +307,8 @@ class ElasticRun:
             if host.listens_at != address:
                 host.listens_at = address
                 parts.tell({"type": "listen", "address": address}, host.index)
-        if len(present) > NUM_WATCHED + 1 and any(
-            host.index >= 0 and not parts.links.has_answered(host.index) for host in parts.hosts.by_name.values()
-        ):
+        started = [host.index for host in parts.hosts.by_name.values() if host.index >= 0]
+        if parts.links.is_gathering(started):
             self._connect_by = self._connect_by or now + _GATHERING_SEC
             if now < self._connect_by:
                 return

@@ -56,7 +56,7 @@ class AgentStarter(ABC):
         """
 
     def summon(self, host: Host, order: bytes) -> None:  # noqa: B027 - a default
-        """Have somebody start the agent of `host`, with this order, where agents come by themselves; must not wait.
+        """Request the agent of `host`, with this order, where agents start by themselves; must not wait.
 
         The default leaves it to whoever has started this process as well. Of elastic jobs only.
         """

@@ -47,7 +47,7 @@ class SideHosts(Protocol):
 
 @dataclass(frozen=True)
 class SideReports:
-    """What the roster tells its launcher, by functions.
+    """Callbacks by which the roster reports to its launcher.
 
     Args:
         message: shows a line.

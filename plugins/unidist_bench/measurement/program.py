@@ -39,7 +39,7 @@ _GIB = 1 << 30
 
 
 class RefusedError(Exception):
-    """What was ordered cannot be measured here. Raised on every rank at the same point."""
+    """The requested measurement is impossible here. Raised on every rank at the same point."""
 
 
 def main() -> None:

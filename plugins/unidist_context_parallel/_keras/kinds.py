@@ -1,4 +1,4 @@
-"""What a layer does with tokens: computes each by itself, attends to all, is made of such layers, or needs all.
+"""Classifies layers by their use of tokens: one by one, attending to all, made of such layers, or needing all.
 
 A layer that is made of layers is called with symbols of two lengths. If all that it does is known, with no other
 tensors that depend on the length (positions made in its call), it gets some tokens; else all.
@@ -44,7 +44,7 @@ _OPERATIONS = frozenset(
 
 
 class Kind(Enum):
-    """What a layer gets."""
+    """The inputs that a layer receives."""
 
     TOKENS = "some tokens, each by itself"
     ATTENTION = "some queries, all keys"

@@ -53,7 +53,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Running:
-    """What has been added up so far. Immutable.
+    """The running sums so far. Immutable.
 
     Args:
         rows: for each tile of rows.

@@ -1,4 +1,4 @@
-"""What scripts of JAX use of `context=N`; `unidist.jax.context` has the same names.
+"""The functions of `context=N` for scripts of JAX; `unidist.jax.context` has the same names.
 
 import unidist.jax as ud
 

@@ -1,4 +1,4 @@
-"""How the rows of one dim of a tensor are divided over ranks, and what becomes of this when the tensor is reshaped.
+"""Division of one dim of a tensor over ranks by rows, and how it carries over when the tensor is reshaped.
 
 A row is on exactly one rank, and a rank's rows are in ascending order. So a layout is one array: the owner of each row.
 Every rank knows the whole layout of a tensor, and what another rank has of it.

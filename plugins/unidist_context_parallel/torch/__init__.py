@@ -1,4 +1,4 @@
-"""What scripts of PyTorch use of `context=N`; `unidist.torch.context` has the same names.
+"""The functions of `context=N` for scripts of PyTorch; `unidist.torch.context` has the same names.
 
 import unidist.torch as ud
 

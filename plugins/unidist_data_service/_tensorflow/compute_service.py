@@ -33,7 +33,7 @@ _HEARTBEAT_MS = 1000
 
 
 class ComputeService:
-    """What rank 0 of the compute job serves.
+    """The address and settings of a compute job, as rank 0 serves them.
 
     Args:
         dispatchers: number of dispatchers.
@@ -149,7 +149,7 @@ class ComputeClient:
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """How a training job finds a compute job; Horovod's class of this name.
+    """Locates a compute job for a training job; has the name of Horovod's class.
 
     Args:
         dispatchers: number of dispatchers: 1, or one for each rank of the training job.

@@ -1,4 +1,4 @@
-"""What a data worker does for TensorFlow."""
+"""The work of a data worker for TensorFlow."""
 
 from __future__ import annotations
 

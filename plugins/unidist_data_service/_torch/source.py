@@ -1,4 +1,4 @@
-"""What a data worker does for a DataLoader."""
+"""The work of a data worker for a DataLoader."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MakeArray = Callable[[ArrayInfo, Any, int], Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker has answered.
+    """The answer of a worker.
 
     Args:
         message: its message.
@@ -70,7 +70,7 @@ class Reply:
 
 
 class WorkerLink:
-    """The connection to one data worker. A thread of its own receives.
+    """The connection to one data worker. A dedicated thread receives.
 
     Args:
         number: of the worker.

@@ -1,4 +1,4 @@
-"""What ranks and data workers exchange by `unidist.control.Channel`: batches as raw arrays.
+"""Messages between ranks and data workers, by `unidist.control.Channel`: batches as raw arrays.
 
 `encoding` takes batches apart into arrays and puts them together again, and `memory` is what both map when they run on
 one host. Nothing of a batch is ever unpickled. Imports nothing of the rest.

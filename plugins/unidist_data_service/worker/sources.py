@@ -1,4 +1,4 @@
-"""Where a data worker's batches come from."""
+"""Sources of a data worker's batches."""
 
 from __future__ import annotations
 

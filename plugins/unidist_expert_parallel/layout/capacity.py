@@ -1,4 +1,4 @@
-"""How many tokens an expert takes. Pure arithmetic."""
+"""The number of tokens that an expert accepts. Pure arithmetic."""
 
 from __future__ import annotations
 

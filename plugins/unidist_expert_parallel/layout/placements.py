@@ -1,4 +1,4 @@
-"""Where the parameters of divided experts belong in the whole model: for checkpoints, norms and the exchange."""
+"""Positions of the parameters of divided experts in the whole model: for checkpoints, norms and the exchange."""
 
 from __future__ import annotations
 

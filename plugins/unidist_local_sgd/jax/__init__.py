@@ -1,4 +1,4 @@
-"""What scripts of JAX import: `synchronize`, for a `TrainStep`, and for trees of the script's own."""
+"""The functions for scripts of JAX: `synchronize`, for a `TrainStep`, and for the script's trees."""
 
 from __future__ import annotations
 

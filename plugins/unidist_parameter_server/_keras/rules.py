@@ -1,4 +1,4 @@
-"""What Keras' optimizers are on flat memory."""
+"""Keras' optimizers as updates of flat memory."""
 
 from __future__ import annotations
 

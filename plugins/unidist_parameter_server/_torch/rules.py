@@ -1,4 +1,4 @@
-"""What PyTorch's optimizers are on flat memory, and how they name their state."""
+"""PyTorch's optimizers as updates of flat memory, and the names of their state."""
 
 from __future__ import annotations
 

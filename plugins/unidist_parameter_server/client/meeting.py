@@ -1,4 +1,4 @@
-"""How the ranks of a group come to a store on servers."""
+"""Connects the ranks of a group to a store on servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""Finds out how much memory this process may still allocate."""
 
 from __future__ import annotations
 

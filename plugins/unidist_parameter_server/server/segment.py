@@ -34,7 +34,7 @@ class DeposedError(UnidistError):
 
 
 class Replica(Protocol):
-    """Where changes are applied, too, before they are acknowledged."""
+    """A second place where changes are applied before they are acknowledged."""
 
     def fill(self, index: int, arrays: Sequence[Array]) -> None:
         """Pass on what a shard was filled with; see `SegmentShard.arrays`. Called under the shard's lock."""

@@ -1,4 +1,4 @@
-"""A server: accepts workers and other servers, and answers them, each in a thread of its own."""
+"""A server: accepts workers and other servers, and answers each in a separate thread."""
 
 from __future__ import annotations
 

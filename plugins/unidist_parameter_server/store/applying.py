@@ -67,7 +67,7 @@ def apply_change(
 def _spans(
     shard: Shard, counts: Sequence[int], rules: Sequence[Rule], present: Sequence[bool]
 ) -> Iterator[tuple[int, int]]:
-    """Yield first and end of neighbouring pieces that are changed alike, gaps between them included."""
+    """Yield first and end of neighbouring pieces with the same change, including the gaps between them."""
     pieces = shard.pieces
     begin = 0
     while begin < len(pieces):

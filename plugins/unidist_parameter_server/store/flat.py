@@ -1,4 +1,4 @@
-"""What is pushed from flat memory, and fetched to the memory of parameters: stores may copy it in C, all at once."""
+"""Pushes from flat memory, and fetches to the memory of parameters: stores may copy it in C, all at once."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FlatTargets:
 
 
 class _Place:
-    """Where a piece of a shard is fetched to.
+    """The memory to which a piece of a shard is fetched.
 
     Args:
         target: the memory of its parameter.

@@ -1,4 +1,4 @@
-"""What workers ask of a store, wherever it is."""
+"""The interface of a store for workers, independent of where the store is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Receive = Callable[[Array], None]
 
 @dataclass(frozen=True)
 class Push:
-    """What a worker pushes to all shards.
+    """A worker's push to all shards.
 
     Args:
         number: of this push among those of its worker, from 1. A shard applies each number at most once.

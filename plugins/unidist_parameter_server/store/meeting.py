@@ -1,4 +1,4 @@
-"""How the ranks of a group come to a store in shared memory."""
+"""Connects the ranks of a group to a store in shared memory."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class StoreShape:
 
 @dataclass(frozen=True)
 class ShardContents:
-    """What is changed with a shard, together.
+    """The arrays that change together with a shard.
 
     Args:
         values: of the parameters, `(count,)`.
@@ -134,7 +134,7 @@ class ShardMemory:
 
 @dataclass(frozen=True)
 class Board:
-    """What all workers know of each other; int64 numbers, each written by one store.
+    """Numbers that workers publish to each other; int64, each written by one store.
 
     Args:
         numbers: the number of synchronous steps that were applied; one above the label of the step that is closed.

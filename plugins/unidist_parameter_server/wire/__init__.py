@@ -1,4 +1,4 @@
-"""What workers and servers tell each other: messages with arrays (`channel`), and what is in them (`encoding`).
+"""Messages between workers and servers: with arrays (`channel`), and their contents (`encoding`).
 
 `directory` has the keys by which they find each other. Imports `store` and `optimizers`.
 """

@@ -1,4 +1,4 @@
-"""What servers and workers tell each other in the job's directory (`unidist.control.job_values`). Pure."""
+"""Entries of servers and workers in the job's directory (`unidist.control.job_values`). Pure."""
 
 from __future__ import annotations
 

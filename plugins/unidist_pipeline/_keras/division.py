@@ -52,7 +52,7 @@ class Division:
 
 @dataclass(frozen=True)
 class Cuts:
-    """Where a model is cut. Other ranks cut it there, too.
+    """The cuts of a model, the same on all ranks.
 
     Args:
         starts: of the stages, in terms of the steps of the program in training.

@@ -272,7 +272,7 @@ class PipelineRunner(StepRunner):
 
 @dataclass(frozen=True)
 class _Ranks:
-    """What binds a runner to the ranks of one generation."""
+    """Parts of a runner that belong to the ranks of one generation."""
 
     rank: PipelineRank
     tied: TiedVariables

@@ -52,7 +52,7 @@ _log = logging.getLogger("unidist")
 
 @dataclass(frozen=True)
 class Chosen:
-    """Where a model was cut.
+    """The cuts of a model.
 
     Args:
         points: beginnings of the stages but the first.

@@ -21,7 +21,7 @@ LOGIT_BYTES = 4
 
 @dataclass(frozen=True)
 class Transformer(ActivationModel):
-    """A decoder. As GPT-2 has it: biases, learnt positions, an MLP of 4 h, output tied to the embedding.
+    """A decoder; by default like GPT-2: biases, learnt positions, an MLP of 4 h, output tied to the embedding.
 
     Llama's (https://arxiv.org/abs/2307.09288) is `gated`, `rotary` and `untied`, with `kv_heads` and `ffn_hidden`; a
     mixture of experts as Mixtral's (https://arxiv.org/abs/2401.04088) has `experts` too.

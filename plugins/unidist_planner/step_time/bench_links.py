@@ -20,7 +20,7 @@ _TELLING = 0.05
 
 @dataclass(frozen=True)
 class BenchLinks:
-    """What a run of `unidist bench` says.
+    """The results of a run of `unidist bench`.
 
     Args:
         is_inside: its ranks were on one host.

@@ -147,7 +147,7 @@ def _tracked(path: Path, where: str) -> float:
 
 
 def fitted(runs: Sequence[Run], problem: SearchProblem) -> Fit:
-    """Return the machines with the correction that makes predictions and measured times most alike.
+    """Return the machines with the correction that brings predictions closest to the measured times.
 
     One run tells how fast ranks compute. Several tell too what links reach, if exchanges take more of the time in
     some of them: then both numbers are those with the least sum of squared logarithms of predicted by measured times.

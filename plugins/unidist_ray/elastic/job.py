@@ -27,7 +27,7 @@ _MOST_RANKS = 1024
 
 @dataclass(frozen=True)
 class ElasticParams:
-    """How large an elastic job is; with the names of Horovod's class.
+    """The size limits of an elastic job; with the names of Horovod's class.
 
     Args:
         cpus_per_worker: CPUs that each rank takes of its node.

@@ -1,4 +1,4 @@
-"""What ranks of an elastic job log: they are no processes of Ray's, so values go through files to the node's actor."""
+"""Values logged by ranks of an elastic job: Ray does not run these ranks, so values go to the node's actor by files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUE = "logged-"
 
 
 class Files:
-    """Where a rank puts values."""
+    """Puts values of a rank into the folder of its call."""
 
     def put(self, value: Any) -> None:
         """Write a value."""

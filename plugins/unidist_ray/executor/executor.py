@@ -21,7 +21,7 @@ _log = logging.getLogger("unidist.ray")
 
 @dataclass(frozen=True)
 class _Workers:
-    """How many workers there are, and what each takes."""
+    """The number of workers, and the resources of each."""
 
     bundles: list[int]
     spread: bool
@@ -238,7 +238,7 @@ class RayExecutor:
 
 
 class _ElasticJob:
-    """An elastic job: each call is one of its own, from the start of its ranks to their end."""
+    """An elastic job, in which each call starts its ranks and ends them."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ _TURN_SEC = 0.5
 
 
 class FixedJob:
-    """Starts the actors, makes ranks of them, and runs functions on all at the same time.
+    """Starts the actors, makes them ranks, and runs functions on all at the same time.
 
     Args:
         settings: time limits.

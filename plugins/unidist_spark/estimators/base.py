@@ -1,4 +1,4 @@
-"""What the estimators of all frameworks share: arguments, rows, checkpoints, predictions."""
+"""Code shared by the estimators of all frameworks: arguments, rows, checkpoints, predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operations of JAX make of parts: a rule for each, by its name.
+"""Rules for operations of JAX on parts: one for each operation, by name.
 
 A rule returns the results, or None where the parts do not fit together. Its operands have at least one that is cut.
 """

@@ -87,7 +87,7 @@ class TensorPlacements(PlacesParameters):
 
 @dataclass(frozen=True)
 class _CutModel:
-    """What a model that was cut needs in later generations of an elastic job.
+    """State of a divided model that later generations of an elastic job need.
 
     Args:
         axis: the exchanges.

@@ -50,7 +50,7 @@ _CUT = "_unidist_tensor"
 
 @dataclass(frozen=True)
 class _CutModel(RankBound):
-    """What a model that was cut needs in later generations of an elastic job.
+    """State of a divided model that later generations of an elastic job need.
 
     Args:
         axis: the ranks.

@@ -26,7 +26,7 @@ Leaves = dict[int, Any]
 
 
 class MovesLeaves(Protocol):
-    """What a program asks for parameters, and gives gradients to."""
+    """The source from which a program gets parameters, and to which it gives gradients."""
 
     def gather(self, places: Sequence[int], after: Sequence[Any]) -> Leaves:
         """Return whole parameters, gathered when the arrays `after` have been computed."""

@@ -94,7 +94,8 @@ def test_inits_of_one_process_do_not_mix() -> None:
     desk.come(1, peer=11, epoch=1)
     desk.say(10, "give", round=0, payload="a", generation=0)
     desk.say(11, "give", round=0, payload="b", generation=0)
-    assert not desk.sent.get(10) and not desk.sent.get(11)
+    assert not desk.sent.get(10)
+    assert not desk.sent.get(11)
 
 
 def test_missing_ranks_are_named_to_all_that_came_and_to_those_that_come_later() -> None:

@@ -55,9 +55,12 @@ class HostLinks:
         self._ports[index] = port
         self._peers = None
 
-    def has_answered(self, index: int) -> bool:
-        """Return whether an agent has told where it listens, or that it cannot."""
-        return index in self._ports
+    def is_gathering(self, started: Collection[int]) -> bool:
+        """Return whether some of these agents have yet to say where they listen, and will change who watches whom.
+
+        In a job so small that all hosts watch all others, a newcomer changes nothing for those that are there.
+        """
+        return len(started) > NUM_WATCHED + 1 and not all(index in self._ports for index in started)
 
     def port(self, index: int) -> int:
         """Return where an agent listens; 0 if it does not."""
@@ -156,4 +159,4 @@ def _watched(order: Sequence[int]) -> dict[int, tuple[int, ...]]:
     }
 
 
-__all__ = ["NUM_WATCHED", "HostLinks"]
+__all__ = ["HostLinks"]

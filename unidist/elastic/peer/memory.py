@@ -275,7 +275,7 @@ class PeerMemory:
 
 
 class _Place(NamedTuple):
-    """What a rank tells the others of itself at a commit, see `Peers`; `part` is None if its state is sharded."""
+    """State that a rank reports to the others at a commit, see `Peers`; `part` is None if its state is sharded."""
 
     worker: int
     leaving: tuple[int, ...]

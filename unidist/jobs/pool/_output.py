@@ -1,4 +1,4 @@
-"""What the ranks of a pool print, shown by this process with the rank before each line: for notebooks.
+"""Shows the output of a pool's ranks in this process, each line after its rank: for notebooks.
 
 In a notebook, what a process prints appears where the kernel's own `sys.stdout` writes it: in the cell that runs. So
 the ranks write to pipes, and the thread that waits for them reads these.

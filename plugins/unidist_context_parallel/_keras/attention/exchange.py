@@ -1,4 +1,4 @@
-"""How an attention of Keras reaches the keys and values of other ranks: by the ring, or by exchanging tokens for heads.
+"""Gives Keras' attention the keys and values of other ranks: by the ring, or by exchanging tokens for heads.
 
 Keras' shapes are `(batch, tokens, heads, width)`, those of the ring `(batch, heads of keys, groups, tokens, width)`.
 """

@@ -23,7 +23,7 @@ ATTENTIONS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
 
 @dataclass(frozen=True)
 class Given:
-    """What layers are called with.
+    """The arguments of a layer's call.
 
     Args:
         tokens: of the whole sequence, of which they get some.

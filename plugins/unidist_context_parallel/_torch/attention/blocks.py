@@ -24,7 +24,7 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Job:
-    """What one attention computes.
+    """The computation of one attention.
 
     Args:
         scale: of products of queries and keys.

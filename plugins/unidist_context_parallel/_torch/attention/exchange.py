@@ -1,4 +1,4 @@
-"""Where attention gets the keys and values of other ranks from: around a ring, all at once, or it has them.
+"""Gets the keys and values of other ranks for attention: around a ring, all at once, or not at all if local.
 
 The ring needs memory for two blocks, and the next one arrives while the present one is used; its backward pass sends
 the gradients of a block along with it until they are home. Gathering needs memory for all keys and values of one layer.

@@ -15,7 +15,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Score:
-    """What is done to the scores of a part.
+    """Operations on the scores of a part.
 
     Args:
         scale: of products of queries and keys.

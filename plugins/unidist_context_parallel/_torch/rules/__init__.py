@@ -1,4 +1,4 @@
-"""What operations on divided tensors become: rules by name, one module for each kind of operation.
+"""Rules for operations on divided tensors, by name, in one module for each kind of operation.
 
 Importing this package fills `tensor.RULES`.
 """

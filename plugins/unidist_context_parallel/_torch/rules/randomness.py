@@ -22,7 +22,7 @@ _STEP = 0x9E3779B97F4A7C15
 
 
 def draw_seed(rank: int) -> int:
-    """Return a seed for this rank's numbers, and advance torch's generator, alike on all ranks."""
+    """Return a seed for this rank's numbers, and advance torch's generator by the same amount on all ranks."""
     number = int(torch.randint(2**62, (), dtype=torch.int64, device="cpu"))
     return (number + _STEP * rank) % 2**63
 

@@ -1,4 +1,4 @@
-"""How rules are registered, and what many of them need."""
+"""Registration of rules, and helpers that many of them need."""
 
 from __future__ import annotations
 

@@ -98,3 +98,16 @@ def test_links_that_are_not_watched_any_more_are_forgotten() -> None:
         made.listens(index, 1000 + index)
     assert 3 not in made.peers(0)
     assert not made.has_broken
+
+
+def test_hosts_of_a_large_job_gather_until_all_have_said_where_they_listen() -> None:
+    made = HostLinks(1.0)
+    size = NUM_WATCHED + 2
+    for index in range(size - 1):
+        made.listens(index, 40000 + index)
+    assert not made.is_gathering(range(size - 1))
+    assert made.is_gathering(range(size))
+    made.listens(size - 1, 0)  # it cannot listen, and nothing more is to come of it
+    assert not made.is_gathering(range(size))
+    small = HostLinks(1.0)
+    assert not small.is_gathering(range(NUM_WATCHED + 1))
