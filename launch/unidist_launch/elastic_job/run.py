@@ -36,7 +36,7 @@ _STACKS_SEC = 0.5
 _SPREADING_SEC = 3.0
 """How long processes beside the ranks wait for more hosts than the first, among which they are spread."""
 _GATHERING_SEC = 1.0
-"""How long the hosts of a large job wait for more of them until they connect: each newcomer changes who watches whom."""
+"""How long hosts of a large job wait for more of them before they connect: each newcomer changes who watches whom."""
 
 
 class ElasticRun:

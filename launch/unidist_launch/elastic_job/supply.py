@@ -48,7 +48,7 @@ class Supply:
             parts.output.message("unidist: none of these hosts has a rank yet; the others go on until one has come")
 
     def vacate(self) -> None:
-        """Have workers leave whose slots are withdrawn; those with the only copy of the state wait for a successor.
+        """Have workers leave whose slots are withdrawn; those with the only copy of the state await a successor.
 
         Whoever takes a host away for good ends what runs there: a list without any of the hosts may be a mistake.
         """
