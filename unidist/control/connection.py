@@ -56,6 +56,11 @@ class Connection:
         return self._wire.is_open
 
     @property
+    def is_unproved(self) -> bool:
+        """Return whether the other end has begun to speak this protocol, and has not proved the secret yet."""
+        return self._wire.is_unproved
+
+    @property
     def pending_bytes(self) -> int:
         """How much waits to be sent."""
         return len(self._pending)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
-from unidist.control.connection import Connection, ConnectionLost, format_address
+from unidist.control.connection import Connection, ConnectionClosed, ConnectionLost, format_address
 from unidist.control.service import Action, Drop, Publish, Send, Service
 from unidist.control.wire import Message, WireError, encode
 
@@ -212,8 +212,7 @@ class ControlServer:
     def _admit(self, sock: socket.socket, address: str) -> None:
         try:
             connection = Connection(sock, self._secret, is_server=True)
-            connection.flush()
-        except (OSError, ConnectionLost) as exc:
+        except OSError as exc:
             sock.close()
             self._refuse(address, str(exc))
             return
@@ -256,6 +255,10 @@ class ControlServer:
             if events & selectors.EVENT_WRITE:
                 peer.connection.flush()
             messages = peer.connection.receive() if events & selectors.EVENT_READ else ()
+        except ConnectionClosed as exc:
+            when = " before it proved that it knows the job's secret" if peer.connection.is_unproved else ""
+            self._end(number, f"{exc}{when}")
+            return
         except (ConnectionLost, WireError) as exc:
             self._end(number, str(exc))
             return

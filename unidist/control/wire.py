@@ -1,10 +1,10 @@
 """The protocol of a control connection: a mutual proof of the secret, then authenticated frames.
 
-Pure: bytes in, messages and bytes out. A server speaks first:
+Pure: bytes in, messages and bytes out. A client speaks first, and its first message may follow its proof at once:
 
-    server -> client   MAGIC, server nonce
-    client -> server   client nonce, HMAC(secret, "client", both nonces)
-    server -> client   HMAC(secret, "server", both nonces)
+    client -> server   MAGIC, client nonce
+    server -> client   MAGIC, server nonce, HMAC(secret, "server", both nonces)
+    client -> server   HMAC(secret, "client", both nonces)
 
 After that each direction has its own key, derived from the secret and both nonces. A frame is its length (4
 bytes), an HMAC-SHA256 over the frame's number in this direction and its payload, and the payload: one JSON object.
@@ -26,7 +26,7 @@ from unidist.errors import UnidistError
 Message = dict[str, Any]
 """One JSON object; its "type" says which."""
 
-MAGIC = b"unidist\x01"
+MAGIC = b"unidist\x02"
 MAX_FRAME_BYTES = 32 << 20
 """Longest payload that is accepted; a frame that says to be longer ends the connection before it is read."""
 
@@ -43,8 +43,8 @@ class WireError(UnidistError):
 
 
 class _Stage(Enum):
-    GREETING = auto()  # the client waits for the server's nonce
-    PROOF = auto()  # waiting for the other's proof
+    GREETING = auto()  # waiting for the other's nonce, a client for its proof, too
+    PROOF = auto()  # the server waits for the client's proof
     OPEN = auto()
 
 
@@ -79,14 +79,19 @@ class Wire:
         self._output = bytearray()
         self._keys: tuple[hmac.HMAC, ...] = ()  # for what is sent, for what is received
         self._numbers = [0, 0]
-        self._stage = _Stage.PROOF if is_server else _Stage.GREETING
-        if is_server:
+        self._stage = _Stage.GREETING
+        if not is_server:
             self._output += MAGIC + self._nonce
 
     @property
     def is_open(self) -> bool:
         """Return whether both ends have proved that they know the secret."""
         return self._stage is _Stage.OPEN
+
+    @property
+    def is_unproved(self) -> bool:
+        """Return whether the other end has begun to speak this protocol, and has not proved the secret yet."""
+        return self._stage is _Stage.PROOF
 
     def take_output(self) -> bytes:
         """Return the bytes to send now; each byte is returned once."""
@@ -126,29 +131,32 @@ class Wire:
 
     def _read_greeting(self) -> None:
         if not MAGIC.startswith(bytes(self._received[: len(MAGIC)])):
-            raise WireError("this is no control server of unidist, or one of another version")
-        greeting = self._take(len(MAGIC) + _NONCE_BYTES)
-        if greeting is not None:
-            self._their_nonce = greeting[len(MAGIC) :]
-            self._output += self._nonce + self._proof(b"client")
+            what = "client" if self._is_server else "server"
+            raise WireError(f"this is no control {what} of unidist, or one of another version")
+        greeting = self._take(len(MAGIC) + _NONCE_BYTES + (0 if self._is_server else _TAG_BYTES))
+        if greeting is None:
+            return
+        start = len(MAGIC) + _NONCE_BYTES
+        self._their_nonce, proof = greeting[len(MAGIC) : start], greeting[start:]
+        if self._is_server:
+            self._output += MAGIC + self._nonce + self._proof(b"server")
             self._stage = _Stage.PROOF
+        else:
+            self._check(proof, b"server")
+            self._output += self._proof(b"client")
+            self._open()
 
     def _read_proof(self) -> None:
-        if self._is_server:
-            answer = self._take(_NONCE_BYTES + _TAG_BYTES)
-            if answer is None:
-                return
-            self._their_nonce, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
-            expected = self._proof(b"client")
-        else:
-            taken = self._take(_TAG_BYTES)
-            if taken is None:
-                return
-            proof, expected = taken, self._proof(b"server")
-        if not hmac.compare_digest(proof, expected):
+        proof = self._take(_TAG_BYTES)
+        if proof is not None:
+            self._check(proof, b"client")
+            self._open()
+
+    def _check(self, proof: bytes, role: bytes) -> None:
+        if not hmac.compare_digest(proof, self._proof(role)):
             raise WireError("the other end does not know the job's secret")
-        if self._is_server:
-            self._output += self._proof(b"server")
+
+    def _open(self) -> None:
         # Copies of these need no key again, and do not let go of Python's lock for each message.
         to_server, to_client = (
             hmac.new(self._proof(role), digestmod="sha256") for role in (b"to server", b"to client")

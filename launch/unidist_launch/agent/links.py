@@ -73,6 +73,7 @@ class PeerLinks:
     ) -> None:
         self._secret = secret
         self._heartbeat_sec = heartbeat_sec
+        self._beat_sec = heartbeat_sec / BEATS_PER_LIMIT
         self._selector = selector
         self._tell = tell
         self._listener: socket.socket | None = None
@@ -112,7 +113,7 @@ class PeerLinks:
         now = time.monotonic()
         if now < self._look_at:
             return
-        self._look_at = now + min(_LOOK_SEC, self._heartbeat_sec / (2 * BEATS_PER_LIMIT))
+        self._look_at = now + min(_LOOK_SEC, self._beat_sec / 2)
         for index, peer in list(self._peers.items()):
             if peer.connection is None and peer.connecting is None and now >= peer.retry_at:
                 self._begin(peer, now)
@@ -120,7 +121,7 @@ class PeerLinks:
             if self._is_acknowledged(peer, now):  # before the next beat, which nobody can have answered
                 peer.heard = now
             if connection is not None and connection.is_open and now >= peer.beat_at:
-                peer.beat_at = now + self._heartbeat_sec / BEATS_PER_LIMIT
+                peer.beat_at = now + self._beat_sec
                 self._send(connection, partial(self._disconnect, peer))
             silent = now - peer.heard
             if silent > self._heartbeat_sec and peer.told is not False:
@@ -152,7 +153,7 @@ class PeerLinks:
     # Links to the others
 
     def _begin(self, peer: _Peer, now: float) -> None:
-        peer.retry_at = now + max(_RETRY_SEC, self._heartbeat_sec / BEATS_PER_LIMIT)
+        peer.retry_at = now + max(_RETRY_SEC, self._beat_sec)
         sock = socket.socket(socket.AF_INET6 if ":" in peer.address[0] else socket.AF_INET)
         sock.setblocking(False)
         if sock.connect_ex(peer.address) not in (0, errno.EINPROGRESS):
@@ -169,24 +170,30 @@ class PeerLinks:
         try:
             if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise ConnectionLost("it does not listen")
-            peer.connection, peer.connected_at = Connection(sock, self._secret, is_server=False), time.monotonic()
+            connection = Connection(sock, self._secret, is_server=False)
+            connection.flush()
         except (ConnectionLost, OSError):
             sock.close()
             return
-        self._selector.register(peer.connection, selectors.EVENT_READ, partial(self._hear, peer))
+        peer.connection, peer.connected_at = connection, time.monotonic()
+        self._selector.register(connection, selectors.EVENT_READ, partial(self._hear, peer))
 
     def _hear(self, peer: _Peer) -> None:
         connection = peer.connection
         if connection is None:
             return
+        was_open = connection.is_open
         try:
             messages = connection.receive()
         except (ConnectionLost, WireError):
             peer.is_refused = not connection.is_open
             self._disconnect(peer)
             return
-        if messages:
+        is_proved = connection.is_open and not was_open  # as good as an answer to a beat
+        if messages or is_proved:
             peer.heard = time.monotonic()
+            if is_proved:
+                peer.beat_at = peer.heard + self._beat_sec
             if peer.told is not True:
                 peer.told = True
                 self._tell(next(index for index, each in self._peers.items() if each is peer), True, 0.0)
@@ -208,8 +215,7 @@ class PeerLinks:
             return
         try:
             connection = Connection(sock, self._secret, is_server=True)
-            connection.flush()
-        except (ConnectionLost, OSError):
+        except OSError:
             sock.close()
             return
         strangers = [each for each in self._accepted if not each.is_open]

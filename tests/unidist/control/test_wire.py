@@ -18,9 +18,9 @@ BEAT: Message = {"type": "beat"}
 
 def meet(server: Wire, client: Wire) -> None:
     """Carry bytes between both until both are open."""
-    for _ in range(3):
-        client.receive(server.take_output())
+    for _ in range(2):
         server.receive(client.take_output())
+        client.receive(server.take_output())
 
 
 def pair() -> tuple[Wire, Wire]:
@@ -61,34 +61,43 @@ def test_it_does_not_matter_how_the_bytes_are_cut(sizes: list[int]) -> None:
 
 def test_a_client_with_another_secret_is_refused_before_it_may_say_anything() -> None:
     server, client = Wire(SECRET, is_server=True), Wire(b"other", is_server=False)
-    client.receive(server.take_output())
+    server.receive(client.take_output())
+    assert server.is_unproved
     with pytest.raises(WireError, match="does not know the job's secret"):
-        server.receive(client.take_output())
+        client.receive(server.take_output())
+    with pytest.raises(WireError, match="does not know the job's secret"):  # it goes on all the same
+        server.receive(bytes(32) + b"its message")
     assert not server.is_open
 
 
 def test_a_server_with_another_secret_is_refused_too() -> None:
     """A stranger that listens in the launcher's place, and lets everybody in, learns nothing and gives no orders."""
     server, client = Wire(b"other", is_server=True), Wire(SECRET, is_server=False)
-    client.receive(server.take_output())
-    client.take_output()
+    server.receive(client.take_output())
     with pytest.raises(WireError, match="does not know the job's secret"):
-        client.receive(bytes(32))
+        client.receive(server.take_output())
+    assert not client.is_open
+    assert not client.take_output()
 
 
 def test_a_servers_own_proof_sent_back_does_not_open_a_connection() -> None:
     """Both proofs carry the role: one connection cannot be used to answer the other."""
     server = Wire(SECRET, is_server=True)
-    greeting = server.take_output()
+    server.receive(wire.MAGIC + bytes(32))
+    proof = server.take_output()[-32:]
+    with pytest.raises(WireError, match="does not know the job's secret"):
+        server.receive(proof)
     other = Wire(SECRET, is_server=True)  # another connection to the same server
-    nonce = greeting[-32:]
-    with pytest.raises(WireError):
-        other.receive(nonce + bytes(32))
+    other.receive(wire.MAGIC + bytes(32))
+    with pytest.raises(WireError, match="does not know the job's secret"):
+        other.receive(proof)
 
 
 def test_something_else_that_listens_is_recognised_by_its_first_bytes() -> None:
     with pytest.raises(WireError, match="no control server"):
         Wire(SECRET, is_server=False).receive(b"HTTP/1.1 400 Bad Request\r\n")
+    with pytest.raises(WireError, match="no control client"):
+        Wire(SECRET, is_server=True).receive(b"GET / HTTP/1.1\r\n")
 
 
 @pytest.mark.parametrize("position", [0, 3, 4, 20, 36, -1])

@@ -12,6 +12,8 @@ import psutil
 import pytest
 from unidist_command import Command
 
+from unidist.control.wire import MAGIC
+
 NOT_SSH = """#!/bin/sh
 while [ $# -gt 2 ]; do shift; done
 SSH_CONNECTION="127.0.0.1 40000 127.0.0.1 22" exec sh -c "$2"
@@ -175,14 +177,16 @@ def test_strangers_on_the_control_port_do_not_disturb_the_job(command: Command, 
         wait_for(command, "port0", "port1", "port2")
         host, _, port = (command.folder / "port0").read_text().rpartition(":")
         strangers = [socket.create_connection((host, int(port))) for _ in range(8)]
-        for number, stranger in enumerate(strangers[:4]):
+        for number, stranger in enumerate(strangers[:3]):
             stranger.sendall(os.urandom(64 * (number + 1)))
+        strangers[3].sendall(MAGIC + os.urandom(64))  # a nonce and a proof
         (command.folder / "go").touch()
         out, err = launcher.communicate(timeout=60)
         for stranger in strangers:
             stranger.close()
     assert launcher.returncode == 0, err
     assert out.splitlines() == ["[0-2] went on"]
+    assert "no control client of unidist" in err
     assert "does not know the job's secret" in err
 
 
