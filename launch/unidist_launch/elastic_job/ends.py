@@ -180,7 +180,9 @@ class WorkerEnds:
         if usable < parts.limits.min_ranks:
             self.fall_short(f"{usable} slots are left that have not failed again and again, and {parts.limits.needs}")
             return
-        free = parts.slots.num_without([worker.number for worker in parts.workers if worker.joined is not None])
+        if not needed:
+            return
+        free = parts.slots.num_without({worker.number for worker in parts.workers if worker.joined is not None})
         if free < needed:
             self.fall_short(
                 f"{needed} processes are missing that would have other parts of the model than those that are left, "
