@@ -204,7 +204,7 @@ class Coordinator(Service):
         yield from meeting.join(rank.rank, peer)
 
     def _refuse(self, peer: int, message: Message) -> Iterator[Action]:
-        """Tell a rank that it has no place. It has sent its first payload with its name, which is not looked at."""
+        """Tell a rank that it has no place. The first payload, which follows its introduction, is ignored then."""
         self._refused.add(peer)
         yield Send(peer, message)
 
