@@ -201,7 +201,7 @@ class Coordinator(Service):
             yield from self._refuse(peer, refusal(text))
             return
         self._ranks[peer] = rank
-        yield from meeting.join(rank.rank, peer)
+        meeting.join(rank.rank, peer)
 
     def _refuse(self, peer: int, message: Message) -> Iterator[Action]:
         """Tell a rank that it has no place. The first payload, which follows its introduction, is ignored then."""

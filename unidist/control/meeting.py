@@ -18,8 +18,9 @@ class Meeting:
     The answer has each payload with the number of ranks in a row that gave it: what is equal everywhere, as the name of
     an engine, costs each rank the same however many there are.
 
-    The first thing that goes wrong ends the meeting for all: those who wait, and those who come later, get the
-    same message "failed", with the kind of the error, a text and the ranks that are to blame.
+    The first thing that goes wrong ends the meeting for all: ranks that wait get the message "failed" at once, others
+    when they give. It has the kind of the error, a text and the ranks that are to blame. A rank that only
+    trains gets nothing: thousands of messages that nobody reads would delay those that are waited for.
 
     Args:
         world_size: number of ranks.
@@ -42,25 +43,26 @@ class Meeting:
         """Return whether a rank has entered."""
         return rank in self._peers
 
-    def join(self, rank: int, peer: int) -> Iterator[Action]:
-        """A rank that is not here yet has come, by a connection. Nobody answers before it gives its first payload."""
+    def join(self, rank: int, peer: int) -> None:
+        """A rank that is not here yet has come, by a connection. It is answered when it gives its first payload."""
         self._peers[rank] = peer
-        if self._failure is not None:
-            yield Send(peer, self._failure)
 
     def give(self, rank: int, number: int, payload: str) -> Iterator[Action]:
         """A rank gives its payload, as text, for the round of this number."""
+        if self._failure is not None:
+            yield Send(self._peers[rank], self._failure)
+            return
         payloads = self._rounds.setdefault(number, {})
         payloads[rank] = payload
-        if len(payloads) < self.world_size or self._failure is not None:
+        if len(payloads) < self.world_size:
             return
-        del self._rounds[number]
-        self._num_done = number + 1
         ordered = (payloads[each] for each in range(self.world_size))
         runs = [(payload, sum(1 for _ in equal)) for payload, equal in itertools.groupby(ordered)]
         if sum(len(payload) for payload, _ in runs) > MAX_FRAME_BYTES // 2:
             yield from self.fail("ConfigurationError", f"{self.world_size} ranks gave more than a message holds", ())
             return
+        del self._rounds[number]
+        self._num_done = number + 1
         message: Message = {"type": "gathered", "round": number, "runs": runs}
         for peer in self._peers.values():
             yield Send(peer, message)
@@ -99,9 +101,9 @@ class Meeting:
         if self._failure is not None:
             return
         self._failure = {"type": "failed", "kind": kind, "text": text, "ranks": list(ranks)}
-        for rank, peer in self._peers.items():
-            if rank not in self._left:
-                yield Send(peer, self._failure)
+        waiting = {rank for payloads in self._rounds.values() for rank in payloads}
+        for rank in sorted(waiting - self._left):
+            yield Send(self._peers[rank], self._failure)
 
 
 def refusal(text: str) -> Message:

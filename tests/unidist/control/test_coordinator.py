@@ -108,7 +108,9 @@ def test_missing_ranks_are_named_to_all_that_came_and_to_those_that_come_later()
         assert last(desk, rank)["kind"] == "StalledError"
         assert last(desk, rank)["ranks"] == [1, 3]
         assert "ranks 1, 3 of 4 did not come" in last(desk, rank)["text"]
-    assert desk.come(1, size=4)[-1]["kind"] == "StalledError"
+    assert desk.come(1, size=4) == []
+    desk.give(1, "")
+    assert last(desk, 1)["kind"] == "StalledError"
 
 
 def test_a_rank_that_came_but_does_not_answer_is_named() -> None:
@@ -133,12 +135,28 @@ def test_a_rank_that_dies_is_named_to_the_others_and_one_that_left_is_not() -> N
     for rank in range(3):
         desk.come(rank, size=3)
     desk.say(2, "leave", generation=0)
+    desk.give(0, "")
     desk.lose(2)
     assert not desk.sent.get(0)
     desk.lose(1)
     assert last(desk, 0)["kind"] == "PeerLostError"
     assert last(desk, 0)["ranks"] == [1]
     assert not desk.sent.get(2)
+
+
+def test_a_rank_that_waits_for_nothing_hears_of_a_loss_when_it_gives() -> None:
+    desk = Desk(world_size=3)
+    for rank in range(3):
+        desk.come(rank, size=3)
+    for rank in range(3):
+        desk.give(rank, "")
+    desk.give(0, "", number=1)
+    desk.lose(2)
+    assert last(desk, 0)["kind"] == "PeerLostError"
+    assert last(desk, 1)["type"] == "gathered"
+    desk.give(1, "", number=1)
+    assert last(desk, 1)["kind"] == "PeerLostError"
+    assert last(desk, 1)["ranks"] == [2]
 
 
 @pytest.mark.parametrize(("rank", "size", "reason"), [(0, 2, "there already"), (2, 2, "no place"), (1, 3, "no place")])
@@ -184,6 +202,7 @@ def test_a_silent_agent_is_lost_after_the_heartbeat_and_its_ranks_with_it() -> N
     desk.say(7, "agent", host=0)
     desk.say(8, "agent", host=1)
     desk.come(0), desk.come(1)
+    desk.give(0, "")
     for _ in range(10):
         desk.pass_time(1.0)
         desk.say(7, "beat")
@@ -200,6 +219,7 @@ def test_an_agent_of_one_rank_takes_that_rank_with_it_and_no_other_of_its_host()
         desk.say(70 + agent, "agent", host=agent)
     for rank in range(4):
         desk.come(rank, size=4)  # their node ranks are 0, 1, 0, 1
+    desk.give(1, "")
     desk.lose(70 + 2)
     assert last(desk, 1)["ranks"] == [2]
 
