@@ -24,3 +24,11 @@ def test_a_job_of_simulated_workers_forms_loses_workers_and_says_what_it_cost(ki
         assert figures.exchanged > 0
     (table,) = tables({kind: {24: figures}})
     assert table.row_count > 8
+
+
+@pytest.mark.soak
+def test_a_loss_of_many_hosts_takes_no_longer_than_one_of_a_worker() -> None:
+    """Work for each lost worker that grows with the job once took the launcher a minute here."""
+    figures = measure("elastic", 2000, steady_sec=1.0)
+    assert figures.crowd == 496
+    assert figures.crowd_reformed < 3 * figures.reformed

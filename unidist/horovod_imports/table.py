@@ -11,7 +11,7 @@ VERSION = "0.28.1"
 
 @dataclass(frozen=True)
 class Answer:
-    """The module that stands in for one of Horovod's.
+    """The replacement for a Horovod module.
 
     Args:
         module: of ours, all of whose public names it has; "" for none.
