@@ -38,6 +38,8 @@ DEMO_EXTRA_jax = jax
 # import what is installed, not the folders here.)
 TF_VENV = $(VENV)-tensorflow
 TF_PY = $(TF_VENV)/bin/python
+# What is installed there: a wheel, or the folder of the sources, of which one is built.
+WHEEL ?= .
 TF_TESTS = tests/test_without_torch.py tests/test_imports.py $(ONLY_WITHOUT_TORCH)
 # `make test` runs these only here, and not in the environment with PyTorch as well.
 ONLY_WITHOUT_TORCH = tests/examples/keras/test_digits_fit.py::test_two_processes_read_over_95_percent \
@@ -65,7 +67,7 @@ PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-without-torch test-jax test-integrations test-gpu bench-gpu check coverage docs bench soak sanitize format clean
+.PHONY: help demo test test-all test-affected test-without-torch test-jax test-integrations test-gpu bench-gpu check coverage docs bench soak sanitize format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -79,20 +81,35 @@ endif
 demo: $(VENV)/.demo-$(FRAMEWORK) ## train the digits example on two processes (FRAMEWORK=torch, keras or jax)
 	$(DEMO_ENV_$(FRAMEWORK)) $(VENV)/bin/unidist launch -np 2 $(DEMO_SCRIPT_$(FRAMEWORK)) $(DEMO_FLAGS)
 
-# With TEST_FLAGS somebody wants certain tests: the second run, which has few, is left out.
-test: $(VENV)/.sample $(VENV)/.horovod $(if $(TEST_FLAGS),,$(TF_VENV)/.installed) ## run every test (TEST_FLAGS="-k name" for some)
-	$(PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder $(or $(TEST_FLAGS),$(addprefix --deselect=,$(ONLY_WITHOUT_TORCH)))
-	$(if $(TEST_FLAGS),@echo "left out because of TEST_FLAGS: make test-without-torch",$(TF_TEST))
+IN_PARALLEL = --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
+
+# With TEST_FLAGS somebody wants certain tests, which may be slow, and hardly those of JAX.
+test: $(VENV)/.sample $(if $(TEST_FLAGS),,$(JAX_VENV)/.installed) ## run the quick tests, which need nothing but what this installs (TEST_FLAGS="-k name" for any tests)
+	$(PY) -m pytest $(IN_PARALLEL) $(or $(TEST_FLAGS),--quick)
+	$(if $(TEST_FLAGS),,$(JAX_PY) -m pytest --quick $(IN_PARALLEL) $(JAX_TESTS))
+
+test-all: $(VENV)/.sample $(VENV)/.horovod $(TF_VENV)/.installed ## run all tests of PyTorch, TensorFlow and the core that take minutes together; writes tests/durations.json
+	$(PY) -m pytest --write-durations $(IN_PARALLEL) $(TEST_FLAGS) $(addprefix --deselect=,$(ONLY_WITHOUT_TORCH))
+	$(TF_TEST) $(TEST_FLAGS)
+	$(PY) -m tools.ci record all
+
+test-affected: $(VENV)/.sample ## run the tests that uncommitted changes can affect, but for those of JAX and other libraries
+	$(PY) -m tools.affected > out/affected.txt
+	TEST_ONLY=out/affected.txt $(PY) -m pytest $(IN_PARALLEL) $(TEST_FLAGS)
 
 test-without-torch: $(TF_VENV)/.installed ## run the tests of TensorFlow in an environment without PyTorch
 	$(TF_TEST) $(TEST_FLAGS)
 
 test-jax: $(JAX_VENV)/.installed ## run the tests of JAX, in an environment with it
-	$(JAX_PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder $(JAX_TESTS) $(TEST_FLAGS)
+	$(JAX_PY) -m pytest --write-durations $(IN_PARALLEL) $(JAX_TESTS) $(TEST_FLAGS)
+	$(JAX_PY) -m tools.ci record jax
 
 test-integrations: $(INTEGRATIONS_VENV)/.installed ## run the tests with Lightning, Ray, Spark, transformers, timm and trackers, in an environment with these
-	$(INTEGRATIONS_PY) -m pytest --numprocesses $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder \
-	  $(INTEGRATION_TESTS) $(TEST_FLAGS)
+	$(INTEGRATIONS_PY) -m pytest --write-durations $(IN_PARALLEL) $(INTEGRATION_TESTS) $(TEST_FLAGS)
+	$(INTEGRATIONS_PY) -m tools.ci record integrations
+
+show-%:
+	@echo $($*)
 
 # Of another environment, if that has the build of PyTorch for CUDA: GPU_PY=python3, with unidist installed there.
 GPU_PY ?= $(PY)
@@ -144,10 +161,15 @@ $(VENV)/.made $(TF_VENV)/.made $(JAX_VENV)/.made $(INTEGRATIONS_VENV)/.made:
 	$(PYTHON) -m venv $(@D)
 	@touch $@
 
+# The extensions are built in place, and serve all environments. Old ones must not survive a failed build, and present
+# ones may be in use.
+build/.extensions: $(NATIVE)
+	@rm -f $(BUILT)
+	@mkdir -p $(@D) && touch $@
+
 # The project itself, editable, with its C extension, and what the example needs.
-$(VENV)/.demo-%: $(VENV)/.made $(METADATA) $(NATIVE)
+$(VENV)/.demo-%: $(VENV)/.made $(METADATA) build/.extensions
 	@echo "installing into $(VENV) (the first time takes a minute or two)"
-	@rm -f $(BUILT)  # old ones must not survive a failed build
 	$(INSTALL) --editable '.[$(DEMO_EXTRA_$*),examples]'
 	@touch $@
 
@@ -160,9 +182,8 @@ $(VENV)/.coverage: $(VENV)/.dev
 	$(INSTALL) --editable '.[coverage]'
 	@touch $@
 
-$(VENV)/.docs: $(VENV)/.made $(METADATA) $(NATIVE)
+$(VENV)/.docs: $(VENV)/.made $(METADATA) build/.extensions
 	@echo "installing what builds the documentation into $(VENV)"
-	@rm -f $(BUILT)  # as above
 	$(INSTALL) --editable '.[docs]'
 	@touch $@
 
@@ -181,18 +202,16 @@ $(VENV)/.sample: $(VENV)/.dev $(SAMPLE_SOURCES)
 $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 	@echo "installing into $(TF_VENV), without PyTorch"
 	@rm -rf build/lib build/lib.*
-	$(TF_PY) $(PIP_INSTALL) '.[tensorflow,examples,test]'
+	$(TF_PY) $(PIP_INSTALL) '$(WHEEL)[tensorflow,examples,test]'
 	@touch $@
 
-$(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) $(NATIVE)
+$(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) build/.extensions
 	@echo "installing into $(JAX_VENV), with JAX"
-	@rm -f $(BUILT)  # as above
 	$(JAX_PY) $(PIP_INSTALL) --editable '.[jax,jax-models,torch,mpi,examples,test]'
 	@touch $@
 
-$(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) $(NATIVE)
+$(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) build/.extensions
 	@echo "installing into $(INTEGRATIONS_VENV): $(INTEGRATIONS)"
-	@rm -f $(BUILT)  # as above
 	$(INTEGRATIONS_PY) $(PIP_INSTALL) --editable \
 	  '.[torch,tensorflow,$(subst $(empty) $(empty),$(comma),$(INTEGRATIONS)),examples,test]'
 	$(INTEGRATIONS_PY) -m tools.mend_torchvision

@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-pytest_plugins = ["unidist.testing.fixtures", "part_pools", "soak_cases", "unidist_command"]
+# Of the last two, `tiers` sees the tests first: it reads their names before pytest-xdist adds groups, and before
+# any is left out.
+pytest_plugins = ["unidist.testing.fixtures", "part_pools", "unidist_command", "run_control", "tiers"]
 
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))  # what several folders share; the ranks get this path too
 
@@ -55,12 +56,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         raise pytest.UsageError("this pytest-xdist ignores the groups of tests with this pytest: install pytest < 9.2")
     gc.collect()
     gc.freeze()
-
-
-def pytest_runtest_setup() -> None:
-    """Leave out what is not begun by a moment, where TEST_DEADLINE tells one in seconds since 1970."""
-    if time.time() > float(os.environ.get("TEST_DEADLINE", "inf")):
-        pytest.skip("not begun by TEST_DEADLINE")
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

@@ -57,18 +57,34 @@ def test_a_framework_is_of_no_interest_to_other_targets() -> None:
     assert make("format", "FRAMEWORK=mxnet").returncode == 0
 
 
-def test_the_tests_end_with_those_without_torch_unless_some_were_chosen() -> None:
-    everything, chosen = make("test").stdout, make("test", "TEST_FLAGS=-k mailbox").stdout
-    last = everything.splitlines()[-1]
-    assert last.startswith("none-yet-tensorflow/bin/python -P -m pytest ")
-    left_out = [word.removeprefix("--deselect=") for word in everything.split() if word.startswith("--deselect=")]
-    assert left_out
-    assert set(left_out) <= set(last.split())
-    assert "'.[tensorflow,examples,test]'" in everything
+def test_the_quick_tests_need_no_horovod_and_end_with_those_of_jax() -> None:
+    quick = make("test").stdout
+    assert "none-yet/bin/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder --quick\n" in quick
+    assert quick.splitlines()[-1].startswith("none-yet-jax/bin/python -m pytest --quick ")
+    assert "build horovod" not in quick
+    assert "none-yet-tensorflow" not in quick
+
+
+def test_chosen_tests_may_be_slow_and_run_in_one_environment() -> None:
+    chosen = make("test", "TEST_FLAGS=-k mailbox").stdout
     assert (
         "none-yet/bin/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder -k mailbox\n" in chosen
     )
-    assert "none-yet-tensorflow" not in chosen
+    assert "--quick" not in chosen
+    assert "none-yet-jax" not in chosen
+
+
+def test_what_all_tests_leave_out_runs_without_torch() -> None:
+    everything = make("test-all").stdout
+    left_out = [word.removeprefix("--deselect=") for word in everything.split() if word.startswith("--deselect=")]
+    assert left_out
+    [last] = [
+        line for line in everything.splitlines() if line.startswith("none-yet-tensorflow/bin/python -P -m pytest ")
+    ]
+    assert set(left_out) <= set(last.split())
+    assert "'.[tensorflow,examples,test]'" in everything
+    assert "none-yet/bin/unidist build horovod" in everything
+    assert everything.splitlines()[-1] == "none-yet/bin/python -m tools.ci record all"
 
 
 def test_tests_with_other_libraries_have_an_environment_of_their_own() -> None:
@@ -76,9 +92,9 @@ def test_tests_with_other_libraries_have_an_environment_of_their_own() -> None:
     assert done.returncode == 0, done.stderr
     assert "none-yet-integrations/bin/python -m pip" in done.stdout
     assert "'.[torch,tensorflow,lightning,field,examples,test]'" in done.stdout
-    last = done.stdout.split("none-yet-integrations/bin/python -m pytest ")[-1].split()
-    assert last[-2:] == ["-k", "timm"]
-    assert {"tests/field", "tests/plugins/unidist_lightning"} <= set(last)
+    words = done.stdout.split("none-yet-integrations/bin/python -m pytest ")[-1].partition("\n")[0].split()
+    assert words[-2:] == ["-k", "timm"]
+    assert {"tests/field", "tests/plugins/unidist_lightning"} <= set(words)
 
 
 def test_the_documentation_is_built_strictly_and_needs_no_framework() -> None:

@@ -74,3 +74,5 @@ def _run(script: Path, arguments: Sequence[str], dtype: str) -> dict[str, Any]:
             return runpy.run_path(str(script), run_name="__main__")
     finally:
         torch.set_default_dtype(torch.float32)
+        if torch.distributed.is_initialized():  # by a Trainer, which finds the variables of a rank
+            torch.distributed.destroy_process_group()

@@ -299,6 +299,7 @@ class LauncherConformance:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("asked to end")))
         ranks = values.wait([f"rank/{each}" for each in range(int(os.environ["NUM"]))], timedelta(seconds=60))
         print("role", os.environ["UNIDIST_ROLE"], index, sorted(map(bytes.decode, ranks)))
+        values.set(f"said/{index}", b"")
         time.sleep(300)
         """
         env = {"NUM": str(self.num_proc)}
@@ -310,6 +311,7 @@ class LauncherConformance:
         values = job_values()
         values.set(f"rank/{rank}", str(rank).encode())
         here(" ".join(map(bytes.decode, values.wait(["ps/0", "ps/1"], timedelta(seconds=60)))))
+        values.wait(["said/0", "said/1"], timedelta(seconds=60))  # else they are asked to end before
         """
         done = self.run(self.job(script, env={"EXTRA": "more"}, side_processes=beside))
         assert done.returncode == 0, done.stderr

@@ -13,12 +13,14 @@ from typing_extensions import override
 
 from unidist.jobs.pool.pool import RankPool
 from unidist.testing.leaks import Resources
+from unidist.testing.rank_state import leaving_nothing
 
 
 class PoolCache:
     """Keeps one RankPool per number of ranks and environment; use it in a `with` statement.
 
-    A pool in which a call failed is not given out again: its ranks may be in any state.
+    A pool in which a call failed is not given out again: its ranks may be in any state. A call that returns and has
+    changed a setting of its process fails (`leaving_nothing`): it would be a later call that behaves oddly.
 
     Args:
         timeout: longest time for one call in a pool.
@@ -117,7 +119,7 @@ class _WatchedPool(RankPool):
         timeout: timedelta | None = None,
     ) -> list[Any]:
         try:
-            return super().run(func, args, kwargs, per_rank_args=per_rank_args, timeout=timeout)
+            return super().run(leaving_nothing(func), args, kwargs, per_rank_args=per_rank_args, timeout=timeout)
         except BaseException:
             self.healthy = False
             raise
