@@ -114,7 +114,7 @@ def read_project(root: Path) -> Project:
     for name, path in files.items():
         tree = ast.parse(path.read_text(encoding="utf-8"))
         is_package = path.name == "__init__.py"
-        imports = tuple(_imports(tree, name if is_package else name.rpartition(".")[0], files.keys()))
+        imports = tuple(imports_of(tree, name if is_package else name.rpartition(".")[0], files.keys()))
         relative = path.relative_to(root).as_posix()
         modules[name] = Module(name, relative, tree, is_package, imports, _public_names(tree))
     return Project(modules, _entry_modules(root), _settings(root))
@@ -131,7 +131,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
         yield ".".join(parts).removesuffix(".__init__"), path
 
 
-def _imports(tree: ast.Module, package: str, modules: Collection[str]) -> Iterator[Import]:
+def imports_of(tree: ast.Module, package: str, modules: Collection[str]) -> Iterator[Import]:
     """Yield the imports of a module in `package`; `modules` has the names of all first-party modules."""
     deferred = set(_deferred(tree))
     for node in ast.walk(tree):
