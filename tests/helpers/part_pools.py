@@ -141,13 +141,14 @@ def as_first_ranks(function: Callable[..., Any], num_proc: int, variables: Mappi
         context._epochs = itertools.count()
         if (keras := sys.modules.get("keras")) is not None:
             keras.utils.clear_session(free_memory=False)  # which makes Keras forget the policy of an earlier test, too
-            keras.config.set_floatx("float32")
         if (adasum := sys.modules.get("unidist_torch.training.adasum_optimizer")) is not None:
             adasum._numbers = itertools.count()
         with set_variables({**rank_variables(place), "UNIDIST_JOB_ID": job, **variables}):
             try:
                 return function(*args, **kwargs)
             finally:
+                if (keras := sys.modules.get("keras")) is not None:
+                    keras.config.set_floatx("float32")
                 _forget_programs()
 
     return call
