@@ -123,6 +123,10 @@ def test_second(costly): pass
 def test_skipped(): pytest.skip()
 @pytest.mark.parametrize("sec", [0, 0, 0.6])
 def test_cases(sec): time.sleep(sec)
+class TestShared:
+    shares_results = True
+    def test_a(self): time.sleep(1.2)
+    def test_b(self): pass
 """
 
 
@@ -154,8 +158,8 @@ def test_a_run_measures_and_the_next_one_leaves_out_what_is_slow(
     path = tmp_path / "tests" / "durations.json"
     [steps] = json.loads(path.read_text())["tests"].values()
     # Three characters for each function most of whose cases are quick, and for what is slow: one test, two that share
-    # a fixture, whichever of them comes first, and a case.
-    assert {step: len(marks) / 3 for step, marks in steps.items()} == {"0": 2, "1": 4}
+    # a fixture, whichever of them comes first, a case, and two that share results.
+    assert {step: len(marks) / 3 for step, marks in steps.items()} == {"0": 2, "1": 6}
     passed = sorted(re.findall(r"test_it.py::(\S+) PASSED|PASSED tests/test_it.py::(\S+)", run("--quick", *workers)))
     assert ["".join(each) for each in passed] == ["test_cases[0_0]", "test_cases[0_1]", "test_quick", "test_slow"]
 

@@ -74,7 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in set(slow)]
 
 
-# What tests take. A fixture that several tests share costs each of them its part, whoever is the first.
+# What tests take. A fixture that several tests share costs each of them its part, whoever is the first; so do results
+# that the tests of a class share.
 
 
 @pytest.hookimpl(wrapper=True)
@@ -102,6 +103,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.shared_seconds = item.session.stash.get(_SHARED, {})  # type: ignore[attr-defined]  # xdist passes it on
         item.session.stash[_SHARED] = {}
         report.shared_fixtures = sorted(_shared_fixtures(item))  # type: ignore[attr-defined]
+        report.shares_results = getattr(getattr(item, "cls", None), "shares_results", False)  # type: ignore[attr-defined]
     return report
 
 
@@ -128,6 +130,7 @@ class _Recorder:
         self._passed = set[str]()
         self._shared: dict[str, float] = defaultdict(float)
         self._users: dict[str, list[str]] = defaultdict(list)
+        self._classes: dict[str, list[str]] = defaultdict(list)
         self._collected = set[str]()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -139,6 +142,8 @@ class _Recorder:
         for key in getattr(report, "shared_fixtures", ()):
             self._users[key].append(name)
         self._own[name] += max(own, 0.0)
+        if getattr(report, "shares_results", False):
+            self._classes[name.rpartition("::")[0]].append(name)
         if report.when == "call" and report.passed:
             self._passed.add(name)
 
@@ -149,6 +154,9 @@ class _Recorder:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if any("::" in argument for argument in self._config.args):
             return
+        for names in self._classes.values():
+            mean = sum(self._own[name] for name in names) / len(names)
+            self._own.update(dict.fromkeys(names, mean))
         measured = {name: self._own[name] for name in self._passed}
         for key, seconds in self._shared.items():
             for name in self._users[key]:

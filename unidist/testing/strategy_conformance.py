@@ -55,6 +55,8 @@ class StrategyConformance:
         quadratic_steps: updates by gradient descent; a multiple of `equal_every`.
         common_optimum: it finds the minimum where that of every rank's own share is the same, and else perhaps not.
         case_timeout: longest time for one training.
+        shares_results: whichever test of the class runs first does the work of others, too. A tool that measures tests
+            divides the time of the class by their number.
     """
 
     strategy: ClassVar[str] = ""
@@ -73,6 +75,7 @@ class StrategyConformance:
     quadratic_steps: ClassVar[int] = 200
     common_optimum: ClassVar[bool] = False
     case_timeout: ClassVar[timedelta] = timedelta(seconds=180)
+    shares_results: ClassVar[bool] = True
 
     _trained: ClassVar[dict[tuple[int, Training], list[RankOutcome]]] = {}
     _alone: ClassVar[dict[Training, dict[str, Array]]] = {}
