@@ -60,8 +60,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A list of tests of which none is in this environment is no error."""
-    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and _variables["TEST_ONLY"]:
+    """A list of tests that leaves none in this environment is no error."""
+    is_chosen = bool(_variables["TEST_ONLY"] or _variables["TEST_NOT"])
+    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and is_chosen:
         session.exitstatus = pytest.ExitCode.OK
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from tools.affected.declared import EntryPoint, entry_points, native_sources
 from tools.affected.mentions import Mentions, read_mentions
-from tools.layout.project import AREAS, CORE, Module, Project, read_project
-from tools.layout.project import imports_of
+from tools.layout.project import AREAS, CORE, Module, Project, imports_of, read_project
 
 PRODUCT = tuple(f"{area}/" for area in (CORE, *AREAS))
 """How the paths of what is distributed begin."""

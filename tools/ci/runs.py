@@ -15,6 +15,8 @@ from tools.ci.groups import ROOT
 
 OUT = ROOT / "out" / "ci"
 FLAKES = OUT / "flakes.jsonl"
+_USUAL_STATUS = (0, 1, 5)
+"""Of pytest: all passed, some failed, none was left to run."""
 MOST_FAILED = 5
 """If more tests fail, it is not by chance, and none is tried again."""
 
@@ -28,17 +30,27 @@ class Outcome:
         failed: messages of failures by such names.
         not_begun: number of tests that the time did not suffice for.
         broken: whether pytest or make itself failed.
+        left_out: whether there was no time to begin.
     """
 
     passed: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
     not_begun: int = 0
     broken: bool = False
+    left_out: bool = False
 
     @property
     def is_good(self) -> bool:
         """Whether nothing failed."""
         return not self.failed and not self.broken
+
+    def __str__(self) -> str:
+        """Return a line for people."""
+        if self.left_out:
+            return "LEFT OUT, there was no time"
+        verdict = "green" if self.is_good else "broken" if self.broken else f"{len(self.failed)} failed"
+        late = f", {self.not_begun} NOT BEGUN in time" if self.not_begun else ""
+        return f"{verdict}, {len(self.passed)} passed{late}"
 
 
 def run(
@@ -72,7 +84,7 @@ def read_report(path: Path, code: int) -> Outcome:
         outcome.passed.update(map(name, line["passed"]))
         outcome.failed.update({name(test): message for test, message in line["failed"].items()})
         outcome.not_begun += line["not_begun"]
-        outcome.broken |= line["exit_status"] not in (0, 1)
+        outcome.broken |= line["exit_status"] not in _USUAL_STATUS
     outcome.broken |= code != 0 and not outcome.failed
     return outcome
 

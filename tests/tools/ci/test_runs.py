@@ -31,7 +31,7 @@ def test_a_report_of_several_runs_is_one_outcome(tmp_path: Path) -> None:
 def test_a_run_that_fails_without_a_failed_test_is_broken(tmp_path: Path) -> None:
     assert read_report(tmp_path / "none", 2).broken
     assert read_report(report(tmp_path / "report", {"exit_status": 3}), 2).broken
-    assert read_report(report(tmp_path / "report", {"passed": ["a"]}), 0).is_good
+    assert read_report(report(tmp_path / "report", {"passed": ["a"]}, {"exit_status": 5}), 0).is_good
 
 
 @pytest.fixture
@@ -68,3 +68,10 @@ def test_many_failures_are_not_tried_again(second: Outcome) -> None:
     failed = {f".venv:{number}": "" for number in range(runs.MOST_FAILED + 1)}
     second.passed.update(failed)
     assert again("test", Outcome(failed=dict(failed))).failed == failed
+
+
+def test_an_outcome_is_told_in_a_line() -> None:
+    assert str(Outcome({"a", "b"})) == "green, 2 passed"
+    assert str(Outcome({"a"}, {"b": "assert 0"}, 3)) == "1 failed, 1 passed, 3 NOT BEGUN in time"
+    assert str(Outcome(broken=True)) == "broken, 0 passed"
+    assert str(Outcome(left_out=True)) == "LEFT OUT, there was no time"
