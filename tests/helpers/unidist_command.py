@@ -1,4 +1,4 @@
-"""Runs the `unidist` command as a user does: a process of its own."""
+"""Runs the `unidist` command as a user does: a process of its own, or this one where the command starts nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+
+if TYPE_CHECKING:
+    from unidist.launcher import Job
 
 TIMEOUT_SEC = 120
 
@@ -41,6 +45,31 @@ class Command:
                 process.kill()
                 raise
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+    def run_here(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        """Run `unidist ARGUMENTS` in this process, in a fifth of the time: for what is refused, or only printed.
+
+        Where the command starts a process, handles a signal or needs variables that the interpreter reads, that is an
+        error. Each command also has tests in a process of its own (`run`).
+        """
+        import command_here
+
+        return command_here.run(arguments, folder=self.folder, env=env or {})
+
+    def job_here(
+        self, *arguments: str, env: dict[str, str] | None = None
+    ) -> tuple[Job, subprocess.CompletedProcess[str]]:
+        """Return the job that `unidist ARGUMENTS` would start on this host, and how the command ended; nothing starts.
+
+        What has to reach the ranks themselves, by their launcher, is tested with `run`.
+        """
+        import command_here
+
+        with command_here.jobs_not_started() as jobs:
+            done = self.run_here(*arguments, env=env)
+        assert done.returncode == 0, done.stderr
+        (job,) = jobs
+        return job, done
 
     def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Start `unidist ARGUMENTS`."""

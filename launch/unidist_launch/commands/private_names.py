@@ -52,12 +52,17 @@ def _private(file: Path, packages: frozenset[str]) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name.partition(".")[0] in packages and not _is_public_module(alias.name):
+                if alias.name.partition(".")[0] in packages and not _is_public_import(alias.name):
                     yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] in packages:
             for alias in node.names:
                 if not _is_public(node.module or "", alias.name):
                     yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def _is_public_import(module: str) -> bool:
+    """Say whether another package may write `import module`: of a public module, or of a package with public names."""
+    return _is_public_module(module) or (_is_package(module) and bool(_listed(module)))
 
 
 def _is_public(module: str, name: str) -> bool:

@@ -85,7 +85,23 @@ finally:
 def test_a_wrong_command_is_one_clean_error_with_exit_code_2(
     command: Command, arguments: tuple[str, ...], message: str
 ) -> None:
-    done = command.run(*arguments)
+    check_one_error(command.run_here(*arguments), message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lunch",), "unknown command 'lunch'. Did you mean 'launch'?"),
+        (("launch", "-np", "2", "--engin", "shm", "x.py"), "No such option '--engin'"),
+    ],
+)
+def test_a_process_of_a_wrong_command_ends_with_the_same(
+    command: Command, arguments: tuple[str, ...], message: str
+) -> None:
+    check_one_error(command.run(*arguments), message)
+
+
+def check_one_error(done: subprocess.CompletedProcess[str], message: str) -> None:
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("unidist: error: ")]
     assert len(errors) == 1
@@ -97,7 +113,7 @@ def test_a_wrong_command_is_one_clean_error_with_exit_code_2(
 @pytest.mark.parallel
 @pytest.mark.parametrize("arguments", [(), ("checkpoint",)])
 def test_a_group_alone_shows_its_help_and_calls_it_no_error(command: Command, arguments: tuple[str, ...]) -> None:
-    done = command.run(*arguments)
+    done = command.run_here(*arguments)
     shown = done.stdout + done.stderr
     assert shown.startswith(" ".join(["Usage: unidist", *arguments]))
     assert "error" not in shown

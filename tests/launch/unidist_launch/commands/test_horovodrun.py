@@ -33,12 +33,12 @@ def test_a_configuration_file_of_horovodrun_is_carried_out_and_unknown_keys_are_
     done = command.run(*line)
     assert done.stdout == "[0] unidist.errors 4\n", done.stderr
     assert "unidist: warning: horovod.yaml: unknown option 'nonsense'" in done.stderr
-    assert command.run("launch", *line[1:]).returncode == 2
+    assert command.run_here("launch", *line[1:]).returncode == 2
 
 
 def test_version_and_help_are_told(command: Command) -> None:
-    assert command.run("horovodrun", "-v").stdout == command.run("--version").stdout != ""
-    assert "--fusion-threshold-mb" in command.run("horovodrun", "-h").stdout
+    assert command.run_here("horovodrun", "-v").stdout == command.run_here("--version").stdout != ""
+    assert "--fusion-threshold-mb" in command.run_here("horovodrun", "-h").stdout
 
 
 def test_the_small_distribution_has_the_command_and_nothing_else(tmp_path: Path) -> None:

@@ -23,6 +23,12 @@ def shown(command: Command, *options: str, env: dict[str, str] | None = None) ->
     return found
 
 
+def planned(command: Command, *options: str, env: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the environment that one rank with these options would have, but for what the launcher itself adds."""
+    job, _ = command.job_here("launch", "-np", "1", *options, command.script(SHOW), env=env)
+    return {**os.environ, **(env or {}), **job.env}
+
+
 def test_options_become_variables_of_the_ranks(command: Command) -> None:
     env = shown(
         command,
@@ -53,15 +59,16 @@ def test_python_does_not_buffer_whatever_wraps_it(command: Command) -> None:
 
 
 def test_option_wins_over_env_option_over_environment(command: Command) -> None:
-    ambient = {"UNIDIST_TIMEOUT_SEC": "1"}
-    assert shown(command, env=ambient)["UNIDIST_TIMEOUT_SEC"] == "1"
-    assert shown(command, "--env", "UNIDIST_TIMEOUT_SEC=2", env=ambient)["UNIDIST_TIMEOUT_SEC"] == "2"
-    assert shown(command, "--env", "UNIDIST_TIMEOUT_SEC=2", "--timeout", "3", env=ambient)["UNIDIST_TIMEOUT_SEC"] == "3"
+    ambient, options = {"UNIDIST_TIMEOUT_SEC": "1"}, ("--env", "UNIDIST_TIMEOUT_SEC=2", "--timeout", "3")
+    assert planned(command, env=ambient)["UNIDIST_TIMEOUT_SEC"] == "1"
+    assert planned(command, *options[:2], env=ambient)["UNIDIST_TIMEOUT_SEC"] == "2"
+    assert planned(command, *options, env=ambient)["UNIDIST_TIMEOUT_SEC"] == "3"
+    assert shown(command, *options, env=ambient)["UNIDIST_TIMEOUT_SEC"] == "3"
 
 
 def test_env_with_a_name_alone_wants_it_set(command: Command) -> None:
-    assert shown(command, "--env", "HAVE", env={"HAVE": "x"})["HAVE"] == "x"
-    done = command.run("launch", "-np", "1", "--env", "HAVE_NOT", "true")
+    assert planned(command, "--env", "HAVE", env={"HAVE": "x"})["HAVE"] == "x"
+    done = command.run_here("launch", "-np", "1", "--env", "HAVE_NOT", "true")
     assert done.returncode == 2
     assert "--env 'HAVE_NOT'" in done.stderr
 
@@ -89,13 +96,17 @@ def test_a_config_file_gives_options_and_the_command_line_wins(command: Command,
         "quiet = true\n",
     }
     (command.folder / name).write_text(text[name])
-    script = command.script(SHOW)
-    done = command.run("launch", "--timeout", "9", "--env", "B=3", "--config", name, script)
-    assert done.returncode == 0, done.stderr
-    env = json.loads(done.stdout.partition("ENV ")[2])  # quiet: of one rank only
-    assert env["WORLD_SIZE"] == "3"
+    line = ("launch", "--timeout", "9", "--env", "B=3", "--config", name, command.script(SHOW))
+    job, _ = command.job_here(*line)
+    assert (job.num_proc, job.quiet) == (3, True)
+    env = job.env
     assert (env["UNIDIST_TIMEOUT_SEC"], env["UNIDIST_STALL_CHECK_SEC"]) == ("9", "6")
     assert (env["A"], env["B"], env["UNIDIST_DISABLE_PLUGINS"]) == ("1", "3", "torch")
+    if name == "job.yaml":
+        done = command.run(*line)
+        assert done.returncode == 0, done.stderr
+        ranks = json.loads(done.stdout.partition("ENV ")[2])  # quiet: of one rank only
+        assert {"WORLD_SIZE": "3", **env}.items() <= ranks.items()
 
 
 @pytest.mark.parametrize(
@@ -103,14 +114,6 @@ def test_a_config_file_gives_options_and_the_command_line_wins(command: Command,
     [
         (("--engine", "shmm"), "unknown engine 'shmm'. Did you mean 'shm'? Choices: "),
         (("--engine", "single"), "engine 'single' cannot be used for 2 processes"),
-        (
-            ("--engine", "mpi"),
-            "engine 'mpi' cannot be used for 2 processes: these 2 processes were not started by mpirun",
-        ),
-        (
-            ("--engine", "nccl", "--env", "CUDA_VISIBLE_DEVICES="),
-            "engine 'nccl' cannot be used on this machine: no CUDA device is visible to torch",
-        ),
         (("--nproc-per-node", "4"), "--nproc-per-node is an option of torchrun; write -np 4"),
         (("--nproc_per_node=gpu",), "is an option of torchrun; write -np N"),
         (("--nnodes=2",), "name all hosts by -H"),
@@ -148,6 +151,30 @@ def test_a_config_file_gives_options_and_the_command_line_wins(command: Command,
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
+    command: Command, options: tuple[str, ...], message: str
+) -> None:
+    script = command.script("open('started', 'w')")
+    done = command.run_here("launch", "-np", "2", *options, script)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (command.folder / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--engine", "mpi"),
+            "engine 'mpi' cannot be used for 2 processes: these 2 processes were not started by mpirun",
+        ),
+        (
+            ("--engine", "nccl", "--env", "CUDA_VISIBLE_DEVICES="),
+            "engine 'nccl' cannot be used on this machine: no CUDA device is visible to torch",
+        ),
+    ],
+)
+def test_engines_that_are_asked_in_a_process_are_refused_before_a_rank_starts(
     command: Command, options: tuple[str, ...], message: str
 ) -> None:
     script = command.script("open('started', 'w')")
@@ -195,23 +222,23 @@ def test_a_number_of_processes_after_the_script_is_refused(
     command: Command, given: tuple[str, ...], number: str
 ) -> None:
     script = command.script("open('started', 'w')")
-    done = command.run("launch", script, *given)
+    done = command.run_here("launch", script, *given)
     assert done.returncode == 2
     assert f"`unidist launch -np {number} script.py`" in done.stderr
     assert not (command.folder / "started").exists()
-    assert command.run("launch", "-np", "1", script, *given).returncode == 0
+    job, _ = command.job_here("launch", "-np", "1", script, *given)
+    assert job.command[-len(given) :] == given
 
 
 def test_an_unknown_option_in_a_file_suggests_the_nearest(command: Command) -> None:
     (command.folder / "job.yaml").write_text("num_prok: 2\n")
-    done = command.run("launch", "--config", "job.yaml", "true")
+    done = command.run_here("launch", "--config", "job.yaml", "true")
     assert done.returncode == 2
     assert "job.yaml: unknown option 'num_prok'. Did you mean 'num-proc'?" in done.stderr
 
 
 def test_a_misspelt_variable_is_a_warning(command: Command) -> None:
-    done = command.run("launch", "-np", "1", "true", env={"UNIDIST_STRATGY": "x", "UNIDIST_PIGEON_SPEED": "3"})
-    assert done.returncode == 0
+    _, done = command.job_here("launch", "-np", "1", "true", env={"UNIDIST_STRATGY": "x", "UNIDIST_PIGEON_SPEED": "3"})
     assert "warning: variable UNIDIST_STRATGY is not one of unidist's; did you mean UNIDIST_STRATEGY?" in done.stderr
     assert "PIGEON" not in done.stderr
 

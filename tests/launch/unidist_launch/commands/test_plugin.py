@@ -84,4 +84,4 @@ def test_what_is_there_is_not_overwritten(command: Command, tmp_path: Path) -> N
     done = command.run("plugin", "new", "mine", "--kind", "events")
     assert done.returncode == 2
     assert "'mine' is there and not empty" in done.stderr
-    assert command.run("plugin", "new", "mine", "--kind", "mice").returncode == 2
+    assert command.run_here("plugin", "new", "mine", "--kind", "mice").returncode == 2

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
+from subprocess import CompletedProcess
 
 import pytest
+from unidist_command import Command
 
 
-def completed(words: str) -> list[str]:
+def completed(run: Callable[..., CompletedProcess[str]], words: str) -> set[str]:
     """Return what fish would offer after these words, of which the last is incomplete."""
     line = words.split(" ")
-    environment = {
-        **os.environ,
+    variables = {
         "_UNIDIST_COMPLETE": "fish_complete",
         "COMP_WORDS": " ".join(["unidist", *line[:-1]]),
         "COMP_CWORD": line[-1],
     }
-    command = [sys.executable, "-m", "unidist_launch"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stderr == ""
-    return [line.partition(",")[2].partition("\t")[0] for line in done.stdout.splitlines()]
+    done = run(env=variables)
+    assert (done.returncode, done.stderr) == (0, "")
+    return {line.partition(",")[2].partition("\t")[0] for line in done.stdout.splitlines()}
 
 
 @pytest.mark.parametrize(
@@ -35,8 +33,13 @@ def completed(words: str) -> list[str]:
         ("launch --strategy zero=2,acc", {"zero=2,accumulate"}),
     ],
 )
-def test_commands_options_engines_and_strategies_are_completed(words: str, some: set[str]) -> None:
-    found = set(completed(words))
+def test_commands_options_engines_and_strategies_are_completed(command: Command, words: str, some: set[str]) -> None:
+    found = completed(command.run_here, words)
     assert some <= found
     incomplete = words.split(" ")[-1]
     assert all(each.startswith(incomplete) for each in found)
+
+
+def test_a_process_answers_the_shell_too(command: Command) -> None:
+    words = "launch --engine glo"
+    assert completed(command.run, words) == completed(command.run_here, words) >= {"gloo"}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import time
+from dataclasses import replace
 
 import pytest
+from rank_lines import rank_lines
 from unidist_command import Command
 
+from unidist_launch.commands.doctor import doctor
 from unidist_launch.options import horovodrun
 from unidist_launch.options.horovodrun import horovod_variables, warnings_of_variables
 
@@ -18,17 +22,15 @@ pytestmark = pytest.mark.parallel
 SHOW = "import json; print('ENV', json.dumps({k: v for k, v in os.environ.items()}))"
 
 
-def shown(command: Command, *options: str, env: dict[str, str] | None = None) -> dict[str, str]:
-    """Launch one rank with these options and return its environment."""
-    done = command.run("launch", "-np", "1", *options, command.script(SHOW), env=env)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str] = json.loads(done.stdout.partition("ENV ")[2])
-    return found
+def planned(command: Command, *options: str, env: dict[str, str] | None = None) -> dict[str, str]:
+    """Return the environment that one rank with these options would have, but for what the launcher itself adds."""
+    job, _ = command.job_here("launch", "-np", "1", *options, command.script(SHOW), env=env)
+    return {**os.environ, **(env or {}), **job.env}
 
 
 def refused(command: Command, *options: str) -> str:
     """Return the error that these options end in, before anything starts."""
-    done = command.run("launch", *options, command.script("open('started', 'w')"))
+    done = command.run_here("launch", *options, command.script("open('started', 'w')"))
     assert done.returncode == 2, done.stderr
     assert not (command.folder / "started").exists()
     assert "Traceback" not in done.stderr
@@ -81,16 +83,16 @@ def refused(command: Command, *options: str) -> str:
 def test_a_flag_becomes_our_variable_and_horovods(
     command: Command, options: tuple[str, ...], expected: dict[str, str]
 ) -> None:
-    env = shown(command, *options)
+    env = planned(command, *options)
     assert {name: env.get(name) for name in expected} == expected
 
 
 def test_the_timeline_is_not_given_to_horovod_which_would_write_the_same_file(command: Command) -> None:
-    assert "HOROVOD_TIMELINE" not in shown(command, "--timeline", "t.json")
+    assert "HOROVOD_TIMELINE" not in planned(command, "--timeline", "t.json")
 
 
 def test_a_flag_wins_over_horovods_variable(command: Command) -> None:
-    env = shown(command, "--cycle-time-ms", "2", env={"HOROVOD_CYCLE_TIME": "9"})
+    env = planned(command, "--cycle-time-ms", "2", env={"HOROVOD_CYCLE_TIME": "9"})
     assert (env["UNIDIST_CYCLE_TIME_MS"], env["HOROVOD_CYCLE_TIME"]) == ("2", "2")
 
 
@@ -106,12 +108,11 @@ def test_horovod_gets_whole_seconds_that_are_not_shorter() -> None:
 
 @pytest.mark.parametrize("flag", horovodrun.ALREADY_SO)
 def test_what_is_so_anyway_is_accepted_and_changes_nothing(command: Command, flag: str) -> None:
-    def settings(env: dict[str, str]) -> dict[str, str]:
-        places = ("UNIDIST_JOB_ID", "UNIDIST_LAUNCHER_PID", "UNIDIST_PROCESS_FD", "UNIDIST_SECRET_FD")
-        ours = {name: value for name, value in env.items() if name.startswith(("UNIDIST_", "HOROVOD_", "NCCL_"))}
-        return {name: value for name, value in ours.items() if name not in places}
-
-    assert settings(shown(command, flag)) == settings(shown(command))
+    script = command.script(SHOW)
+    with_flag, done = command.job_here("launch", "-np", "1", flag, script)
+    without, _ = command.job_here("launch", "-np", "1", script)
+    assert replace(with_flag, observers=()) == replace(without, observers=())
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize("flag", horovodrun.TUNING, ids=lambda flag: flag.name)
@@ -192,7 +193,7 @@ def test_what_cannot_be_carried_out_is_refused(command: Command, options: tuple[
 
 
 def test_marks_need_a_timeline_from_wherever_it_comes(command: Command) -> None:
-    env = shown(command, "--timeline-mark-cycles", env={"HOROVOD_TIMELINE": "t.json"})
+    env = planned(command, "--timeline-mark-cycles", env={"HOROVOD_TIMELINE": "t.json"})
     assert env["UNIDIST_TIMELINE_MARK_CYCLES"] == "1"
 
 
@@ -213,17 +214,24 @@ def test_lines_begin_with_the_time_when_asked_and_files_do_not(command: Command,
 
 
 @pytest.mark.parametrize("flag", ["-cb", "--check-build"])
-def test_check_build_is_doctor_and_needs_no_number_of_processes(command: Command, flag: str) -> None:
-    done = command.run("launch", flag)
+def test_check_build_is_doctor_and_needs_no_number_of_processes(
+    command: Command, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setattr(doctor, "callback", lambda **given: print("doctor", given) or 5)
+    done = command.run_here("launch", flag)
+    assert (done.returncode, done.stdout) == (5, "doctor {'as_json': False, 'deep': False}\n")
+
+
+def test_check_build_prints_what_doctor_prints(command: Command) -> None:
+    done, of_doctor = command.run("launch", "--check-build"), command.run("doctor").stdout
     assert done.returncode == 0, done.stderr
     assert "engine shm" in done.stdout
-    of_doctor = command.run("doctor").stdout
     memory = r"\d+\.\d GiB|\s+"  # changes from moment to moment, and the spaces after it
     assert re.sub(memory, "", done.stdout) == re.sub(memory, "", of_doctor)
 
 
 def test_the_version_is_told(command: Command) -> None:
-    assert command.run("launch", "--version").stdout == command.run("--version").stdout != ""
+    assert command.run_here("launch", "--version").stdout == command.run_here("--version").stdout != ""
 
 
 HOROVODS_FILE = """
@@ -254,7 +262,10 @@ logging:
 
 def test_a_file_written_for_horovodrun_is_carried_out(command: Command) -> None:
     (command.folder / "horovod.yaml").write_text(HOROVODS_FILE)
-    env = shown(command, "--config-file", "horovod.yaml", "--cycle-time-ms", "6")
+    line = ("launch", "-np", "1", "--config-file", "horovod.yaml", "--cycle-time-ms", "6", command.script(SHOW))
+    done = command.run(*line)
+    assert done.returncode == 0, done.stderr
+    env = json.loads(done.stdout.partition("ENV ")[2])
     expected = {
         "UNIDIST_FUSION_THRESHOLD_BYTES": str(32 << 20),
         "UNIDIST_CYCLE_TIME_MS": "6",
@@ -276,12 +287,12 @@ def test_a_file_written_for_horovodrun_is_carried_out(command: Command) -> None:
 )
 def test_a_file_may_switch_the_stall_check_off(command: Command, options: tuple[str, ...], seconds: str) -> None:
     (command.folder / "h.yaml").write_text("stall_check: {enabled: false, warning_time_seconds: 5}\n")
-    assert shown(command, "--config", "h.yaml", *options)["UNIDIST_STALL_CHECK_SEC"] == seconds
+    assert planned(command, "--config", "h.yaml", *options)["UNIDIST_STALL_CHECK_SEC"] == seconds
 
 
 def test_the_command_line_switches_off_the_stall_check_of_a_file(command: Command) -> None:
     (command.folder / "h.yaml").write_text("stall_check: 5\n")
-    assert shown(command, "--config", "h.yaml", "--no-stall-check")["UNIDIST_STALL_CHECK_SEC"] == "0"
+    assert planned(command, "--config", "h.yaml", "--no-stall-check")["UNIDIST_STALL_CHECK_SEC"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -304,24 +315,21 @@ def test_keys_of_a_file_that_only_tune_horovod_are_warnings(command: Command) ->
         "controller: mpi\nparams: {torus_allreduce: true}\nautotune: {warmup_samples: 3}\n"
         "library_options: {thread_affinity: 2}\n"
     )
-    done = command.run("launch", "-np", "1", "--config", "h.yaml", command.script(SHOW))
-    env = json.loads(done.stdout.partition("ENV ")[2])
+    job, done = command.job_here("launch", "-np", "1", "--config", "h.yaml", command.script(SHOW))
     names = ("HOROVOD_TORUS_ALLREDUCE", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "HOROVOD_THREAD_AFFINITY")
-    assert [env.get(name) for name in names] == ["1", "3", "2"], done.stderr
+    assert [job.env.get(name) for name in names] == ["1", "3", "2"], done.stderr
     warned = set(re.findall(r"unidist: warning: (--[a-z-]+) of horovodrun", done.stderr))
     assert warned == {"--mpi", "--torus-allreduce", "--autotune-warmup-samples", "--thread-affinity"}
 
 
 def test_a_large_cache_of_horovods_is_a_smaller_one_here(command: Command) -> None:
-    done = command.run("launch", "-np", "1", "true", env={"HOROVOD_CACHE_CAPACITY": "100000"})
-    assert done.returncode == 0
+    _, done = command.job_here("launch", "-np", "1", "true", env={"HOROVOD_CACHE_CAPACITY": "100000"})
     assert "warning: variable HOROVOD_CACHE_CAPACITY=100000: 65536 are taken" in done.stderr
 
 
 def test_a_variable_without_effect_is_a_warning(command: Command) -> None:
     tuned = {"HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1", "HOROVOD_THREAD_AFFINITY": "0"}
-    done = command.run("launch", "-np", "1", "true", env=tuned)
-    assert done.returncode == 0
+    _, done = command.job_here("launch", "-np", "1", "true", env=tuned)
     assert (
         "warning: variable HOROVOD_AUTOTUNE_WARMUP_SAMPLES=1 has an effect with --engine horovod only: the search"
         in done.stderr
@@ -346,7 +354,7 @@ def test_cycles_are_marked_in_the_trace_when_asked(command: Command) -> None:
 
     def events(*options: str) -> set[str]:
         done = command.run("launch", "-np", "2", "--timeline-filename", "t.json", *options, script)
-        assert done.stdout == "[0-1] 1\n", done.stderr
+        assert rank_lines(done.stdout) == {0: ["1"], 1: ["1"]}, done.stderr
         return {event["name"] for event in json.loads((command.folder / "t.json").read_text())}
 
     assert events("--timeline-mark-cycles") - events() == {"CYCLE_START"}
@@ -383,7 +391,7 @@ print(sum(allgather_object(runtime.negotiator, rank, name='late')))
 """
     )
     done = command.run("launch", "-np", "2", flag, script)
-    assert done.stdout == "[0-1] 1\n", done.stderr
+    assert rank_lines(done.stdout) == {0: ["1"], 1: ["1"]}, done.stderr
     assert ("'late" in done.stderr) is reported
 
 
@@ -391,7 +399,7 @@ print(sum(allgather_object(runtime.negotiator, rank, name='late')))
 def test_a_small_cache_changes_no_result(command: Command, capacity: str) -> None:
     loop = "print([sum(allgather_object(runtime.negotiator, rank, name=name)) for name in 'abcabc'])"
     done = command.run("launch", "-np", "2", "--cache-capacity", capacity, command.script(NAMED + loop))
-    assert done.stdout == "[0-1] [1, 1, 1, 1, 1, 1]\n", done.stderr
+    assert rank_lines(done.stdout) == {rank: ["[1, 1, 1, 1, 1, 1]"] for rank in range(2)}, done.stderr
 
 
 def test_log_lines_begin_with_the_time_when_asked(command: Command) -> None:

@@ -29,6 +29,7 @@ def unidist_register_observers(registry):
 
 @pytest.fixture
 def bell(tmp_path: Path) -> dict[str, str]:
+    """Install the plugin into the folder of the command; return the environment in which ranks find it, too."""
     info = tmp_path / "dist_bell-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: dist-bell\nVersion: 1.0\n")
@@ -42,7 +43,7 @@ def bell(tmp_path: Path) -> dict[str, str]:
 def test_an_option_of_an_observer_works_like_any_other(
     command: Command, tmp_path: Path, bell: dict[str, str], given: str
 ) -> None:
-    assert "--ring" in command.run("launch", "--help", env=bell).stdout
+    assert "--ring" in command.run_here("launch", "--help").stdout
     (tmp_path / "job.yaml").write_text("ring: loud\n")
     options = ["--ring", "loud"] if given == "command line" else ["--config", "job.yaml"]
     done = command.run("launch", "-np", "1", "--min-np", "1", *options, "true", env=bell)
@@ -51,11 +52,11 @@ def test_an_option_of_an_observer_works_like_any_other(
 
 @pytest.mark.parametrize("off", [("-p", "no:bell"), ("-pno:bell",), ("--plugin=no:bell",), ()])
 def test_without_its_plugin_an_option_is_unknown(command: Command, bell: dict[str, str], off: tuple[str, ...]) -> None:
-    env = bell if off else {**bell, "UNIDIST_DISABLE_PLUGINS": "bell"}
-    done = command.run("launch", *off, "-np", "1", "--ring", "loud", "true", env=env)
+    env = {} if off else {"UNIDIST_DISABLE_PLUGINS": "bell"}
+    done = command.run_here("launch", *off, "-np", "1", "--ring", "loud", "true", env=env)
     assert done.returncode == 2
     assert "No such option '--ring'" in done.stderr or "No such option: --ring" in done.stderr
-    assert "--ring" not in command.run("launch", *off, "--help", env=env).stdout
+    assert "--ring" not in command.run_here("launch", *off, "--help", env=env).stdout
 
 
 def test_a_plugin_that_a_file_switches_off_has_no_options(
@@ -68,6 +69,5 @@ def test_a_plugin_that_a_file_switches_off_has_no_options(
 
 def test_an_option_that_is_taken_is_a_warning(command: Command, tmp_path: Path, bell: dict[str, str]) -> None:
     (tmp_path / "plugin_bell.py").write_text(BELL.replace("OPTION", "--engine"))
-    done = command.run("launch", "-np", "1", "true", env=bell)
-    assert done.returncode == 0
+    _, done = command.job_here("launch", "-np", "1", "true")
     assert "observer 'bell' of plugin 'bell' (dist-bell): there is an option --engine already" in done.stderr
