@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rank_lines import ranks_of
+
 SCRIPT = """
 import array, os, sys, time
 from unidist import elastic
@@ -133,7 +135,7 @@ class ElasticJob:
         for line in list(self.lines):
             match = re.fullmatch(r"\[([\d,-]+)\] " + pattern, line)
             if match:
-                found += [match.groups()[1:]] * _count(match[1])
+                found += [match.groups()[1:]] * len(ranks_of(match[1]))
         return found
 
     def wait_for(self, pattern: str, *, seconds: float = 240.0) -> tuple[str, ...]:
@@ -144,6 +146,15 @@ class ElasticJob:
             assert has_time, f"no {pattern!r} in:\n" + "\n".join(self.lines)
             time.sleep(0.01)
         return found[0]
+
+    def wait_for_event(self, kind: str, count: int = 1, *, seconds: float = 240.0) -> dict[str, Any]:
+        """Wait until the job's log tells of so many events of a kind, and return the last of them."""
+        deadline = time.monotonic() + seconds
+        while len(found := self.events(kind)) < count:
+            has_time = time.monotonic() < deadline and self.process.poll() is None
+            assert has_time, f"{len(found)} of {count} {kind!r} in:\n" + "\n".join(self.lines)
+            time.sleep(0.01)
+        return found[count - 1]
 
     def pid(self, rank: int, size: int) -> int:
         """Return the process that was this rank when the world first had this size."""
@@ -174,9 +185,3 @@ class ElasticJob:
             return []
         found = [json.loads(line) for line in self._events.read_text().splitlines()]
         return [event for event in found if kind in (None, event["event"])]
-
-
-def _count(label: str) -> int:
-    """Return how many ranks a label names: "0", "0-2,4"."""
-    runs = [run.split("-") for run in label.split(",")]
-    return sum(int(run[-1]) - int(run[0]) + 1 for run in runs)

@@ -237,49 +237,53 @@ def load_and_train(case: Case, folder: str, line: str | None = None) -> tuple[An
             ud.shutdown()
 
 
-def step_one_after_another(folder: str) -> float:
-    """Make the updates of a window on rank 0 before rank 1 makes its first; return seconds that rank 0 took.
+def step_one_after_another(folder: str) -> bool:
+    """Make the updates of a window on rank 0 before rank 1 makes its first; return whether rank 0 came so far.
 
     It would wait for rank 1 if any of its steps needed another rank.
     """
     case = Case(4)
-    with set_variables({"UNIDIST_STRATEGY": case.line(), "UNIDIST_TIMEOUT_SEC": "20"}):
+    with set_variables({"UNIDIST_STRATEGY": case.line(), "UNIDIST_TIMEOUT_SEC": "60"}):
         ud.init()
         try:
             model = make_model()
             model, optimizer = ud.distribute(model, OPTIMIZERS[case.optimizer](model.parameters()))
             is_done = Path(folder) / "done"
-            began = time.monotonic()
+            deadline = time.monotonic() + 120
             if ud.rank() == 0:
                 take_steps(model, optimizer, case, 0, 3)
                 is_done.touch()
-            while not is_done.exists() and time.monotonic() < began + 30:
+            while not is_done.exists() and time.monotonic() < deadline:
                 time.sleep(0.01)
-            took = time.monotonic() - began
+            came_so_far = is_done.exists()
             if ud.rank() == 1:
                 take_steps(model, optimizer, case, 0, 3)
             take_steps(model, optimizer, case, 3, 4)
-            return took
+            return came_so_far
         finally:
             ud.shutdown()
 
 
-def step_unequally() -> str:
-    """Let rank 1 leave before the synchronization; return the error of this rank."""
-    case = Case(4)
-    with set_variables({"UNIDIST_STRATEGY": case.line(), "UNIDIST_TIMEOUT_SEC": "1"}):
+def step_unequally(folder: str) -> str:
+    """Let rank 1 not come to the synchronization; return the error of this rank."""
+    case, has_failed = Case(4), Path(folder) / "failed"
+    with set_variables({"UNIDIST_STRATEGY": case.line(), "UNIDIST_TIMEOUT_SEC": "5"}):
         ud.init()
         try:
             model = make_model()
             model, optimizer = ud.distribute(model, OPTIMIZERS[case.optimizer](model.parameters()))
             take_steps(model, optimizer, case, 0, 3)
+            deadline = time.monotonic() + 60
             if ud.rank() == 1:
-                time.sleep(2.5)
+                while not has_failed.exists() and time.monotonic() < deadline:
+                    time.sleep(0.01)
                 return ""
             try:
                 take_steps(model, optimizer, case, 3, 4)
             except UnidistError as exc:
                 return f"{type(exc).__name__}: {exc} {exc.__notes__}"
+            finally:
+                has_failed.touch()
             return "no error"
         finally:
             ud.shutdown()

@@ -81,7 +81,7 @@ class RunningServers:
             program.terminate()
         for program in self.programs:
             try:
-                program.wait(10)
+                program.wait(60)
             finally:
                 program.kill()
         self.directory.close()

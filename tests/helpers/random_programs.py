@@ -66,9 +66,9 @@ def check_losses(
     examples: int,
     aborts: bool = True,
     leaves_nothing: bool = True,
-    bound_sec: float = 10.0,
+    bound_sec: float = 30.0,
 ) -> None:
-    """Lose a rank at a random moment of a random program: all others raise PeerLostError within seconds.
+    """Lose a rank at a random moment of a random program: all others raise PeerLostError before their time is up.
 
     Args:
         get_pool: returns a pool of so many ranks.

@@ -28,7 +28,7 @@ import slow_link
 _SSHD = "/usr/sbin/sshd"
 _PORT = 2222
 _SO_RCVBUFFORCE = 33
-_START_SEC = 20.0
+_START_SEC = 60.0
 _SSHD_CONFIG = """
 Port {port}
 ListenAddress {address}
@@ -66,9 +66,9 @@ def why_not() -> str:
     if missing:
         return f"{', '.join(missing)} not installed (Debian: openssh-server, openssh-client, iproute2)"
     probe = f"udprobe{secrets.token_hex(2)}"
-    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, timeout=10).returncode:
+    if subprocess.run(["ip", "netns", "add", probe], capture_output=True, timeout=60).returncode:
         return "network namespaces cannot be made here"
-    subprocess.run(["ip", "netns", "delete", probe], check=True, timeout=10)
+    subprocess.run(["ip", "netns", "delete", probe], check=True, timeout=60)
     return ""
 
 
@@ -130,7 +130,7 @@ class SshHosts:
         unshare = psutil.Process(self._hosts[name].pid)
         for child in unshare.children():
             child.kill()  # the first process of its namespace: the kernel kills the rest
-        self._hosts.pop(name).wait(10)
+        self._hosts.pop(name).wait(60)
 
     def restart(self, name: str) -> None:
         """Start a crashed host again."""
@@ -261,17 +261,17 @@ class SshHosts:
     def _remove(self) -> None:
         for process in self._hosts.values():
             os.killpg(process.pid, signal.SIGKILL)  # --kill-child takes all of the host along
-            process.wait(10)
+            process.wait(60)
         self._hosts.clear()
         for link in self._links:
             link.kill()
-            link.wait(10)
+            link.wait(60)
             assert link.stdout is not None
             link.stdout.close()
         for name in self.names:
             for command in (("link", "delete", self._outer(name)), ("netns", "delete", self._space(name))):
-                subprocess.run(["ip", *command], capture_output=True, timeout=10)
-        subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True, timeout=10)
+                subprocess.run(["ip", *command], capture_output=True, timeout=60)
+        subprocess.run(["ip", "link", "delete", self._bridge], capture_output=True, timeout=60)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _space(self, name: str) -> str:
@@ -292,5 +292,5 @@ def _free_network() -> str:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"

@@ -1,4 +1,4 @@
-"""Ranks that wait for each other all raise within seconds; ranks that compute are waited for.
+"""Ranks that wait for each other all raise; ranks that compute are waited for.
 
 Errors say who waits in what. Every engine, real processes. That a rank has left is for the engine to notice.
 """
@@ -16,12 +16,10 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch", reason="the programs are in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _deadlocks import LONG_SEC, ends
+from _deadlocks import ends
 
 pytestmark = pytest.mark.parallel
 LIMIT = timedelta(seconds=120)
-WITHIN_SEC = 10.0
-"""What is promised is 5; a machine that runs other tests beside this one is slower."""
 ENGINES = ("shm", "gloo", "horovod")
 
 
@@ -31,9 +29,8 @@ def test_every_rank_raises_and_says_who_waits_in_what(rank_pool: RankPoolFactory
     if engine == "horovod":
         pytest.importorskip("horovod")
     found = rank_pool(2).run(ends, (program, engine), timeout=LIMIT)
-    for kind, text, seconds in found:
+    for kind, text, _ in found:
         assert kind == "DeadlockError", text
-        assert seconds < WITHIN_SEC
         lines = text.splitlines()
         assert lines[1].startswith("  rank 0 waits in ")
         assert lines[2].startswith("  rank 1 waits in ")
@@ -47,6 +44,16 @@ def test_every_rank_raises_and_says_who_waits_in_what(rank_pool: RankPoolFactory
         assert ("allreduce 'accuracy'" if program == "other names" else "barrier") in second
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("program", ["other names", "both receive", "one ends"])
+def test_they_raise_within_five_seconds(rank_pool: RankPoolFactory, engine: str, program: str) -> None:
+    """On a machine that has nothing else to do."""
+    if engine == "horovod":
+        pytest.importorskip("horovod")
+    assert max(seconds for _, _, seconds in rank_pool(2).run(ends, (program, engine), timeout=LIMIT)) < 5
+
+
 @pytest.mark.parametrize(
     ("program", "call"),
     [
@@ -57,9 +64,8 @@ def test_every_rank_raises_and_says_who_waits_in_what(rank_pool: RankPoolFactory
     ],
 )
 def test_a_collective_call_on_one_rank_is_named(rank_pool: RankPoolFactory, program: str, call: str) -> None:
-    for kind, text, seconds in rank_pool(2).run(ends, (program, "shm"), timeout=LIMIT):
+    for kind, text, _ in rank_pool(2).run(ends, (program, "shm"), timeout=LIMIT):
         assert kind == "DeadlockError", text
-        assert seconds < WITHIN_SEC
         assert f"rank 0 waits in {call}" in text
         assert text.endswith(f"Every rank must make this call in its turn: {call}.")
 
@@ -77,9 +83,8 @@ def test_the_ranks_beside_a_deadlock_end_too(rank_pool: RankPoolFactory) -> None
 def test_a_rank_that_has_left_is_not_waited_for(rank_pool: RankPoolFactory, engine: str) -> None:
     if engine == "horovod":
         pytest.importorskip("horovod")
-    (kind, text, seconds), other = rank_pool(2).run(ends, ("one ends", engine), timeout=LIMIT)
+    (kind, text, _), other = rank_pool(2).run(ends, ("one ends", engine), timeout=LIMIT)
     assert kind in ("PeerLostError", "DeadlockError"), text
-    assert seconds < WITHIN_SEC
     assert other[0] == ""
 
 
@@ -89,7 +94,6 @@ def test_a_rank_that_computes_is_waited_for(rank_pool: RankPoolFactory, engine: 
         pytest.importorskip("horovod")
     found = rank_pool(2).run(ends, ("one computes", engine), timeout=LIMIT)
     assert [kind for kind, _, _ in found] == ["", ""]
-    assert found[1][2] > LONG_SEC - 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)

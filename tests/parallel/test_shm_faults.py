@@ -162,7 +162,7 @@ def test_eight_ranks_share_the_cores_there_are(rank_pool: RankPoolFactory) -> No
 
 
 def test_a_forked_child_that_outlives_its_rank_does_not_hide_its_death(rank_pool: RankPoolFactory) -> None:
-    def survive(rank_of_victim: int) -> tuple[str, float]:
+    def survive(rank_of_victim: int) -> str:
         from unidist.buffer import Buffer
         from unidist.errors import PeerLostError
         from unidist.runtime import context
@@ -173,24 +173,22 @@ def test_a_forked_child_that_outlives_its_rank_does_not_hide_its_death(rank_pool
             if victim == 0:
                 context.init()
                 if os.fork() == 0:  # like a DataLoader's worker: idle, and still there when its parent is gone
-                    time.sleep(40)
+                    time.sleep(60)
                     os._exit(0)
                 os.kill(os.getpid(), signal.SIGKILL)
             os.waitpid(victim, 0)
-            return "died", time.monotonic()
+            return "died"
         world = context.init().world
         try:
             world.recv(Buffer.of(bytearray(1)), source=rank_of_victim).wait(timedelta(seconds=30))
         except PeerLostError as exc:
-            return type(exc).__name__, time.monotonic()
+            return type(exc).__name__  # a StalledError, if the child hid it
         finally:
             context.shutdown()
-        return "nothing", 0.0
+        return "nothing"
 
     with RankPool(2, engine="shm", timeout=timedelta(seconds=90)) as pool:
-        (kind, noticed), (_, died) = pool.run(survive, (1,))
-    assert kind == "PeerLostError"
-    assert noticed - died < 15  # long before the child ends, and before the timeout
+        assert pool.run(survive, (1,)) == ["PeerLostError", "died"]
 
 
 def test_too_small_an_address_space_says_what_to_raise(rank_pool: RankPoolFactory) -> None:

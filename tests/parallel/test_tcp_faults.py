@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -132,7 +131,7 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(rank_pool: Pools) -> 
         child = os.fork() if int(os.environ["UNIDIST_RANK"]) == victim else -1
         if child > 0:
             os.waitpid(child, 0)
-            return time.monotonic(), (), ""
+            return (), ""
         world = context.init().world
         buffer = Buffer.allocate(50_000_000, DType.UINT8)
         if child == 0:
@@ -145,18 +144,17 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(rank_pool: Pools) -> 
                 world.recv(buffer, source=victim).wait()
             world.barrier().wait()
         except PeerLostError as exc:
-            found = time.monotonic(), exc.ranks, str(exc)
+            found = exc.ranks, str(exc)
         else:
-            found = 0.0, (), "noticed nothing"
+            found = (), "noticed nothing"
         context.shutdown()
         return found
 
     outcomes = rank_pool(3, env=ENV).run(on_rank, (1,))
-    died = outcomes[1][0]
     for rank in (0, 2):
-        when, ranks, text = outcomes[rank]
+        ranks, text = outcomes[rank]
         assert ranks == (1,), text
-        assert when - died < 5, "a connection that is closed is noticed at once"
+        assert re.search("closed the connection|connection to it broke", text), "it was not told by silence"
 
 
 @pytest.mark.parametrize(

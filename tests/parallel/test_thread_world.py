@@ -33,7 +33,7 @@ class _Connector:
         self._worlds, self._rank = worlds, rank
 
     def connect(self, name: str = "", *, timeout: timedelta | None = None) -> Communicator:
-        return self._worlds.communicator(name, self._rank, timeout or timedelta(seconds=20))
+        return self._worlds.communicator(name, self._rank, timeout or timedelta(seconds=40))
 
     def close(self, communicator: Communicator) -> None:
         communicator.close()

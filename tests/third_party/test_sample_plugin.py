@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from unidist_command import Command
 
 from unidist.runtime.plugin_manager import PluginManager
 
@@ -62,8 +63,10 @@ def test_switched_off_its_names_are_unknown(manager: PluginManager) -> None:
 
 
 @pytest.mark.parametrize("line", ["sample-compress=float8", "sample-compress:rounding=up", "sample-compress,data"])
-def test_a_line_that_does_not_fit_is_refused_before_anything_starts(manager: PluginManager, line: str) -> None:
-    done = unidist("launch", "-np", "2", "--strategy", line, "true")
+def test_a_line_that_does_not_fit_is_refused_before_anything_starts(
+    command: Command, manager: PluginManager, line: str
+) -> None:
+    done = command.run_here("launch", "-np", "2", "--strategy", line, "true")
     assert done.returncode == 2
     assert "sample-compress" in done.stderr
 

@@ -55,7 +55,7 @@ class TestMpiCommunicator(CommunicatorConformance):
     def test_a_rank_that_closes_is_not_waited_for(self, group_size: int) -> None:
         for rank, (seconds, ranks) in enumerate(self.run_connecting(group_size, _leave)[:-1]):
             assert ranks == (group_size - 1,), f"rank {rank} names {ranks}"
-            assert seconds < 15, f"rank {rank} noticed after {seconds:.2f} s"
+            assert seconds < 30, f"rank {rank} noticed after {seconds:.2f} s"
 
     def test_it_tells_whom_a_wait_is_for(self, group_size: int) -> None:
         self.run_connecting(group_size, _watch_a_wait)

@@ -72,7 +72,7 @@ def test_a_host_that_the_job_does_not_have(command: Command) -> None:
     found = command.run("launch", "-np", "1", "--evaluator", evaluate, "--evaluator-host", "1", train)
     assert found.returncode == 2
     assert "--evaluator-host 1: the job has 1 host, counted from 0; give 0 to 0" in found.stderr
-    found = command.run("launch", "-np", "1", "--evaluator-host", "1", train)
+    found = command.run_here("launch", "-np", "1", "--evaluator-host", "1", train)
     assert found.returncode == 2
     assert "--evaluator-host says where --evaluator runs" in found.stderr
 
@@ -140,7 +140,7 @@ def test_a_scheduler_that_takes_a_host_back_ends_the_last_evaluation(command: Co
     ],
 )
 def test_wrong_commands(command: Command, given: str, message: str) -> None:
-    found = command.run("launch", "-np", "1", "--evaluator", given, command.script("pass"))
+    found = command.run_here("launch", "-np", "1", "--evaluator", given, command.script("pass"))
     assert found.returncode == 2
     assert "--evaluator" in found.stderr
     assert message in found.stderr

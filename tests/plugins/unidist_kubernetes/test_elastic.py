@@ -152,7 +152,7 @@ def test_pods_end_when_their_launcher_has_gone_and_when_kubernetes_wants_them_ba
 def test_what_an_elastic_jobset_cannot_do_is_told_in_a_line(
     jobset: JobSet, command: Command, options: list[str], message: str
 ) -> None:
-    done = command.run("launch", *options, "script.py", env=jobset.pod(0).env)
+    done = command.run_here("launch", *options, "script.py", env=jobset.pod(0).env)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from kubernetes_pods import pods_of
+from rank_lines import rank_lines
 from ssh_hosts import SshHosts
 from ssh_hosts import why_not as why_no_hosts
 from unidist_command import Command
@@ -103,7 +104,7 @@ def test_pods_meet_and_their_ranks_know_their_place(pods: Pods, kind: Kind) -> N
 def test_a_pod_that_cannot_read_its_place_does_not_train_alone(
     command: Command, env: dict[str, str], message: str
 ) -> None:
-    done = command.run("launch", command.script("open('ran', 'w')"), env=env)
+    done = command.run_here("launch", command.script("open('ran', 'w')"), env=env)
     assert done.returncode == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -132,7 +133,7 @@ def test_servers_and_evaluators_of_a_tfjob(pods: Pods) -> None:
     others = [start(role) for role in ("ps", "evaluator", "worker")]
     code, out, err = ended(start("chief"))
     assert code == 0, err
-    assert sorted(out.splitlines()) == ["[0] values True", "[1] values True"] or out == "[0-1] values True\n"
+    assert rank_lines(out) == {rank: ["values True"] for rank in range(2)}
     assert "unidist: ps 0 is process" in err
     assert "[evaluator 0] evaluating" in err
     assert [ended(other)[0] for other in others] == [0, 0, 0]
@@ -184,7 +185,7 @@ def test_nothing_is_left_after_kill_9_of_a_pod(pods: Pods, victim: int) -> None:
         _, err = running[1 - victim].communicate(timeout=60)
         assert running[1 - victim].returncode in (1, 2)
     assert ("host pod-1 was lost" if victim else "pod 1 has lost the first pod, localhost") in err
-    assert pods.command.wait_until(lambda: not pods.command.alive(), 10)
+    assert pods.command.wait_until(lambda: not pods.command.alive(), 60)
 
 
 def test_pods_that_cannot_meet_say_why(pods: Pods, tmp_path: Path) -> None:
@@ -195,10 +196,10 @@ def test_pods_that_cannot_meet_say_why(pods: Pods, tmp_path: Path) -> None:
     assert "is there the headless Service" in err
     other = tmp_path / "other_secret"
     other.write_text("fedcba9876543210")
-    second = pods.start(1, "--start-timeout", "3", script, env={"UNIDIST_POD_SECRET_FILE": str(other)})
-    code, _, err = ended(pods.start(0, "--start-timeout", "2", script))
+    second = pods.start(1, "--start-timeout", "60", script, env={"UNIDIST_POD_SECRET_FILE": str(other)})
+    code, _, err = ended(pods.start(0, "--start-timeout", "5", script))  # in which the other one has to come
     assert code == 2
-    assert "no answer from pod-1 in 2 seconds" in err
+    assert "no answer from pod-1 in 5 seconds" in err
     code, _, err = ended(second)
     assert code == 2
     assert "the same Secret" in err

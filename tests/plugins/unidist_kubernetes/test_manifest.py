@@ -185,7 +185,7 @@ def test_the_command_prints_what_kubectl_takes(command: Command) -> None:
     assert {"secretName": "mine", "defaultMode": 0o400} in [
         volume.get("secret") for volume in documents[-1]["spec"]["template"]["spec"]["volumes"]
     ]
-    done = command.run(*options, "--", "--stratgy", "zero=2", "train.py")
+    done = command.run_here(*options, "--", "--stratgy", "zero=2", "train.py")
     assert done.returncode == 2
     assert "Did you mean" in done.stderr
 

@@ -93,13 +93,13 @@ def test_a_checkpoint_of_data_parallel_training_is_loaded(torch_pools: PartPools
 
 
 def test_a_rank_steps_without_waiting_for_another(torch_pools: PartPools, tmp_path: Path) -> None:
-    took = torch_pools.get(2).run(local_sgd_torch.step_one_after_another, (str(tmp_path),))
-    assert max(took) < 20, "else it was the time limit that let rank 1 begin"
+    came_so_far = torch_pools.get(2).run(local_sgd_torch.step_one_after_another, (str(tmp_path),))
+    assert came_so_far == [True, True]
 
 
-def test_ranks_that_step_unequally_get_an_error(torch_pools: PartPools) -> None:
-    error, _ = torch_pools.get(2).run(local_sgd_torch.step_unequally)
-    assert error.startswith(("StalledError", "PeerLostError"))
+def test_ranks_that_step_unequally_get_an_error(torch_pools: PartPools, tmp_path: Path) -> None:
+    error, _ = torch_pools.get(2).run(local_sgd_torch.step_unequally, (str(tmp_path),))
+    assert error.startswith("StalledError")
     assert "rank(s) 1" in error or "rank 1" in error
     assert "after its update 4" in error
 

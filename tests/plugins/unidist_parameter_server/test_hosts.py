@@ -66,7 +66,7 @@ def _start(hosts: SshHosts, folder: Path, strategy: str) -> subprocess.Popen[str
             *("--ssh-command", hosts.ssh_command, "--strategy", strategy, "train.py"),
         ],
         cwd=folder,
-        env={**os.environ, "UNIDIST_HEARTBEAT_SEC": "2"},
+        env={**os.environ, "UNIDIST_HEARTBEAT_SEC": "3"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -107,4 +107,4 @@ def test_a_host_is_lost_with_its_worker_and_its_server(hosts: SshHosts, tmp_path
     assert "exact 0 h1 True" in out, out + err
     assert "takes over the parameters of server 1" in err
     (took,) = [float(line.split("took")[1]) for line in out.splitlines() if "took" in line]
-    assert took < 10
+    assert took < 30  # half of its --timeout

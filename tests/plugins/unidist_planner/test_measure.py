@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from unidist_command import Command
@@ -29,7 +29,6 @@ def test_what_was_measured_is_printed_written_and_planned_with(command: Command)
     ("arguments", "message"),
     [
         (("--measure", "x.json", "--measure-ranks", "1"), "--measure-ranks 1: one rank exchanges nothing"),
-        (("--measure", "x.json", "--measure-engine", "pigeon"), "pigeon"),
         (("--measure", "nowhere/x.json"), "cannot be written"),
         (("--measure-ranks", "2"), "give --measure FILE too"),
     ],
@@ -37,7 +36,15 @@ def test_what_was_measured_is_printed_written_and_planned_with(command: Command)
 def test_what_cannot_be_measured_is_an_error_and_leaves_no_file(
     arguments: tuple[str, ...], message: str, command: Command
 ) -> None:
-    done = command.run("doctor", *arguments)
+    check_refused(command, command.run_here("doctor", *arguments), message)
+
+
+def test_an_engine_that_there_is_not_is_an_error_of_the_ranks_and_leaves_no_file(command: Command) -> None:
+    done = command.run("doctor", "--measure", "x.json", "--measure-engine", "pigeon")
+    check_refused(command, done, "pigeon")
+
+
+def check_refused(command: Command, done: CompletedProcess[str], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
-    assert list(Path(command.folder).iterdir()) == []
+    assert list(command.folder.iterdir()) == []

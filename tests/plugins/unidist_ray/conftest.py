@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="ray is not installed; `make test-integrations` has it")
 
 _STORE_BYTES = 80 << 20
-_SEC = 20.0
+_SEC = 60.0
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ def test_a_node_that_fails_ends_the_job_on_all(cluster: SlurmCluster, hosts: Ssh
                 def is_empty(name: str = name) -> bool:
                     return not any("script.py" in " ".join(each.cmdline()) for each in hosts.processes(name))
 
-                assert wait_until(is_empty, 10)
+                assert wait_until(is_empty, 60)
         finally:
             launcher.terminate()
             hosts.restart("h2")

@@ -24,7 +24,7 @@ StartSpark = Callable[[str], Any]
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Any:
     yield
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while left := [each for each in psutil.process_iter(["pid", "cmdline"]) if _is_ours(each.info["cmdline"])]:
         assert time.monotonic() < deadline, f"agents or ranks are left: {left}"
         time.sleep(0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -90,17 +91,21 @@ def operations_beyond_gloo(folder: str, rank: int, size: int) -> list[list[float
     return found
 
 
-def overlap(folder: str, rank: int, size: int) -> tuple[float, bool]:
-    """Rank 1 comes late. Return how long the call took, and whether the operation ended while nobody waited for it."""
-    tensor = torch.ones(200_000)
+def overlap(folder: str, rank: int, size: int) -> tuple[bool, bool]:
+    """Rank 1 comes when the call of rank 0 has returned.
+
+    Return whether it has, and whether the operation ended while nobody waited for it.
+    """
+    tensor, mark = torch.ones(200_000), Path(folder, "returned")
+    deadline = time.monotonic() + 60
     with world(folder, rank, size):
         dist.barrier()
-        if rank == 1:
-            time.sleep(0.5)
-        begin = time.monotonic()
+        while rank == 1 and not mark.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        has_returned = rank == 0 or mark.exists()
         future = dist.all_reduce(tensor, async_op=True).get_future()
-        took = time.monotonic() - begin
-        deadline = begin + 30
+        mark.touch()
+        deadline = time.monotonic() + 60
         while not future.done() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return took, future.done() and tensor[0].item() == size
+        return has_returned, future.done() and tensor[0].item() == size

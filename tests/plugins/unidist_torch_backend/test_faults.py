@@ -52,8 +52,8 @@ def test_a_rank_that_dies_in_a_backward_pass_is_named(answers: dict[str, Any], f
 def test_a_rank_that_does_not_come_within_the_timeout_is_named(answers: dict[str, Any], fault: str) -> None:
     kind, text, seconds = answers[fault]
     assert kind == "StalledError"
-    assert "rank(s) 1 did not come within 2 s" in text
-    assert seconds >= 2
+    assert "rank(s) 1 did not come within 5 s" in text
+    assert seconds >= 5
 
 
 def test_a_monitored_barrier_names_who_is_missing(answers: dict[str, Any]) -> None:

@@ -49,6 +49,6 @@ def test_means_factors_uneven_sizes_and_logic(torch_pools: PartPools, tmp_path: 
 
 
 def test_operations_go_on_while_the_script_computes(torch_pools: PartPools, tmp_path: Path) -> None:
-    for took, ended in torch_pools.get(2).run(overlap, (str(tmp_path),), per_rank_args=[(0, 2), (1, 2)]):
-        assert took < 0.3
+    for has_returned, ended in torch_pools.get(2).run(overlap, (str(tmp_path),), per_rank_args=[(0, 2), (1, 2)]):
+        assert has_returned
         assert ended

@@ -55,7 +55,7 @@ def test_a_second_job_adds_to_the_file_and_two_trackers_get_the_same(command: Co
     ],
 )
 def test_what_cannot_be_recorded_is_refused_before_the_job(command: Command, given: str, said: str) -> None:
-    ended = command.run("launch", "-np", "1", "--track", given, command.script("print('ran')"))
+    ended = command.run_here("launch", "-np", "1", "--track", given, command.script("print('ran')"))
     assert ended.returncode == 2
     assert said in ended.stderr
     assert "ran" not in ended.stdout

@@ -26,16 +26,16 @@ def test_a_server_that_ends_before_it_accepts_is_lost(monkeypatch: pytest.Monkey
         accepted.close()
         poller = select.poll()
         poller.register(made, select.POLLIN)
-        assert poller.poll(10_000)
+        assert poller.poll(30_000)
         return made
 
     monkeypatch.setattr(socket, "create_connection", reset_at_once)
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(ConnectionClosed):
-        connect(server.getsockname(), b"secret", timeout=10)
+        connect(server.getsockname(), b"secret", timeout=30)
 
 
 def test_where_nobody_listens_the_connection_is_closed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
     with pytest.raises(ConnectionClosed):
-        connect(address, b"secret", timeout=10)
+        connect(address, b"secret", timeout=30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
 
@@ -73,12 +72,10 @@ def test_who_waits_is_told_of_a_rank_that_was_lost_and_not_of_one_that_has_left(
     leaving.close()
     with pytest.raises(StalledError):
         waiting.wait(["a"], timedelta(seconds=0.2))
-    began = time.monotonic()
     threading.Timer(0.1, dying._client.close).start()  # type: ignore[union-attr]  # as if its process had ended
     with pytest.raises(PeerLostError, match=r"rank\(s\) 2 were lost") as raised:
         waiting.wait(["a"], WAIT)
     assert raised.value.ranks == (2,)
-    assert time.monotonic() - began < 10
     waiting.close()
 
 
@@ -133,12 +130,12 @@ class _Echo(Service):
 def test_values_beside_another_service_on_one_port() -> None:
     with (
         ControlServer(WithKeyValues(_Echo(), KeyValueService()), SECRET, host="127.0.0.1") as made,
-        ControlClient(("127.0.0.1", made.port), SECRET, timeout=5) as other,
+        ControlClient(("127.0.0.1", made.port), SECRET, timeout=30) as other,
     ):
         values = KeyValues(("127.0.0.1", made.port), SECRET, rank=0, timeout=WAIT)
         values.set("a", b"1")
-        other.send({"type": "agent"}, timeout=5)
-        assert other.receive(timeout=5) == {"type": "echo", "of": "agent"}
+        other.send({"type": "agent"}, timeout=30)
+        assert other.receive(timeout=30) == {"type": "echo", "of": "agent"}
         assert values.get(["a"]) == [b"1"]
         values.close()
 

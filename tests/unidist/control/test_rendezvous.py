@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from unidist.control.coordinator import Coordinator
+from unidist.control.meeting import Meeting
 from unidist.control.rendezvous import ControlRendezvous
 from unidist.control.server import ControlServer
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("leak_check")
 
 R = TypeVar("R")
 SECRET = b"s" * 32
-SHORT, LONG = timedelta(seconds=0.3), timedelta(seconds=10)
+SHORT, LONG = timedelta(seconds=0.3), timedelta(seconds=60)
 SIZE = 3
 
 
@@ -65,6 +66,22 @@ def all_ranks(server: ControlServer, epoch: int = 0) -> list[ControlRendezvous]:
     return made  # type: ignore[return-value]
 
 
+def wait_for(server: ControlServer, *ranks: int) -> None:
+    """Wait until these ranks wait for the others."""
+    coordinator = server._service
+    assert isinstance(coordinator, Coordinator)
+    deadline = time.monotonic() + 30
+    while not any(
+        payloads.keys() >= set(ranks) for each in list(coordinator._meetings.values()) for payloads in _rounds(each)
+    ):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def _rounds(meeting: Meeting) -> list[dict[int, str]]:
+    return list(meeting._rounds.values())
+
+
 def test_every_rank_gets_what_all_gave_again_and_again(server: ControlServer) -> None:
     for epoch in range(3):
         made = all_ranks(server, epoch)
@@ -87,9 +104,14 @@ def test_the_address_of_the_host_is_the_one_that_the_launcher_found(server: Cont
 
 
 def test_missing_ranks_are_named_to_all_that_came(server: ControlServer) -> None:
+
+    def meet_later() -> ControlRendezvous:
+        wait_for(server, 2)
+        return meet(server, 0, timeout=timedelta(seconds=1))  # in which it has to connect, too
+
     begin = time.monotonic()
-    errors = together(lambda: meet(server, 0, timeout=SHORT), lambda: meet(server, 2))
-    assert time.monotonic() - begin < 5
+    errors = together(meet_later, lambda: meet(server, 2))
+    assert time.monotonic() - begin < LONG.total_seconds() / 2
     for error in errors:
         assert isinstance(error, StalledError)
         assert error.ranks == (1,)
@@ -113,7 +135,12 @@ def test_a_rank_that_dies_is_named_to_those_who_wait(server: ControlServer) -> N
 
 def test_a_rank_that_does_not_answer_is_named(server: ControlServer) -> None:
     made = all_ranks(server)
-    errors = together(*(partial(item.allgather, b"", timeout=SHORT) for item in made[:2]))
+
+    def give_later() -> object:
+        wait_for(server, 0)
+        return made[1].allgather(b"", timeout=SHORT)
+
+    errors = together(lambda: made[0].allgather(b"", timeout=LONG), give_later)
     for error in errors:
         assert isinstance(error, StalledError)
         assert error.ranks == (2,)
@@ -129,18 +156,16 @@ def test_a_wrong_secret_has_no_place(server: ControlServer) -> None:
 def test_another_world_size_or_a_second_process_of_a_rank_has_no_place(server: ControlServer) -> None:
     with pytest.raises(ConfigurationError, match="no place in this job of 3 ranks"):
         meet(server, 0, size=4)
-    first, second, third = together(
-        lambda: meet(server, 0, timeout=SHORT), lambda: meet(server, 1, timeout=SHORT), lambda: _later(server)
-    )
-    assert isinstance(first, StalledError)
-    assert isinstance(second, StalledError)
-    assert isinstance(third, ConfigurationError)
-    assert "rank 0 is there already" in str(third)
 
+    def meet_as_another() -> ControlRendezvous:
+        wait_for(server, 0, 1)
+        with pytest.raises(ConfigurationError, match="rank 0 is there already"):
+            meet(server, 0)
+        return meet(server, 2)
 
-def _later(server: ControlServer) -> ControlRendezvous:
-    time.sleep(0.1)
-    return meet(server, 0)
+    for item in together(lambda: meet(server, 0), lambda: meet(server, 1), meet_as_another):
+        assert isinstance(item, ControlRendezvous), item
+        item.close()
 
 
 def test_a_process_of_an_older_generation_is_told_that_it_is_stale(server: ControlServer) -> None:

@@ -62,7 +62,7 @@ def works(server: ControlServer) -> None:
 
 def events(server: ControlServer, number: int) -> list[object]:
     found: list[object] = []
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(found) < number and time.monotonic() < deadline:
         found += server.take_events()
         time.sleep(0.005)
@@ -72,8 +72,8 @@ def events(server: ControlServer, number: int) -> list[object]:
 def test_messages_go_there_and_back_large_ones_too(server: ControlServer) -> None:
     with client(server) as mine:
         message = {"type": "big", "data": "x" * (8 << 20)}
-        mine.send(message, timeout=10)
-        assert mine.receive(timeout=10) == message
+        mine.send(message, timeout=30)
+        assert mine.receive(timeout=30) == message
     assert events(server, 2)[0] == "big"
 
 
@@ -154,7 +154,7 @@ def test_a_client_waits_no_longer_than_told(server: ControlServer) -> None:
         begin = time.monotonic()
         with pytest.raises(TimeoutError):
             mine.receive(timeout=0.05)
-        assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin < 30
 
 
 def test_a_server_that_does_not_answer_is_a_timeout() -> None:
@@ -219,7 +219,7 @@ def test_a_crowd_of_silent_strangers_keeps_nobody_out(server: ControlServer, mon
     monkeypatch.setattr(server_module, "STRANGER_SEC", 0.1)
     crowd = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
     works(server)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while len(server._peers) > 20:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -330,9 +330,14 @@ def test_many_that_die_at_once_strangers_and_the_silent_harm_nobody(server: Cont
 
 
 def test_what_comes_at_the_same_time_is_kept_once_before_anybody_is_answered() -> None:
-    kept: list[int] = []
-    service = Echo()
-    with ControlServer(service, SECRET, before_acting=lambda: kept.append(1)) as server:
+    received, kept = [], set[int]()
+
+    class Counted(Echo):
+        def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
+            received.append(peer)
+            return super().received(peer, message, now)
+
+    with ControlServer(Counted(), SECRET, before_acting=lambda: kept.add(len(received))) as server:
         clients = [client(server) for _ in range(20)]
         blocked, released = threading.Event(), threading.Event()
 
@@ -345,9 +350,8 @@ def test_what_comes_at_the_same_time_is_kept_once_before_anybody_is_answered() -
         assert blocked.wait(30)
         for each in clients:
             each.send({"type": "hello"}, timeout=30)
-        before = len(kept)
         released.set()
         for each in clients:
             assert each.receive(timeout=30) == {"type": "hello"}
             each.close()
-        assert 1 <= len(kept) - before < 10
+        assert len(kept) < 10

@@ -39,7 +39,7 @@ def test_finds_by_environment_and_not_by_a_longer_name() -> None:
             assert process_sweep.find_processes(JOB[:-1], {}) == []
             assert process_sweep.find_processes(JOB, {}) == [process.pid]
             assert process_sweep.kill_processes(JOB, {})
-            assert process.wait(5) == -9
+            assert process.wait(60) == -9
         finally:
             process.kill()
 

@@ -431,10 +431,13 @@ class TestFailure:
 
     @pytest.mark.parametrize("background", [False, True])
     def test_close_ends_operations_under_way_on_every_rank(self, background: bool) -> None:
+        submitted = threading.Barrier(2, timeout=30)
+
         def main(communicator: Communicator) -> None:
             negotiator = Negotiator(communicator)
             # Both ranks take part in cycles, so rank 1 learns of the end whatever it waits in.
             handle = negotiator.submit(allreduce(f"only_{communicator.rank}", np.ones(1)), background=background)
+            submitted.wait()
             if communicator.rank == 0:
                 threading.Timer(0.05, negotiator.close).start()
             with pytest.raises(PeerLostError, match=r"closed the negotiator while .*'only_0'"):

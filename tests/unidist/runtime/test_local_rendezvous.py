@@ -161,7 +161,7 @@ def test_a_stranger_that_talks_nonsense_is_turned_away(key: str) -> None:
         stranger.send(nonsense)
         stranger.close()
     member = meet(1, 2, key, timeout=LONG)
-    thread.join(10)
+    thread.join(LONG.total_seconds())
     assert isinstance(made[0], LocalRendezvous), made
     close([made[0], member])
 
@@ -183,7 +183,7 @@ def test_a_rank_that_dies_before_its_exchange_is_named_to_all(key: str) -> None:
 
 def test_a_rank_that_does_not_answer_is_named(key: str) -> None:
     made = all_ranks(3, key)
-    errors = together(*(partial(item.allgather, b"", timeout=SHORT) for item in (made[0], made[1])))
+    errors = together(lambda: made[0].allgather(b"", timeout=MEANWHILE), lambda: made[1].allgather(b"", timeout=LONG))
     assert isinstance(errors[0], StalledError)
     assert errors[0].ranks == (2,)
     assert isinstance(errors[1], StalledError)

@@ -12,6 +12,7 @@ import pytest
 
 from unidist.errors import UsageError
 from unidist.runtime import context
+from unidist.training import reading
 from unidist.training.reading import read_ahead, timed
 
 
@@ -22,32 +23,49 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def _decoded(count: int, seconds: float) -> Iterator[int]:
-    for number in range(count):
-        time.sleep(seconds)
-        yield number
-
-
 def _threads() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "unidist-prefetch"]
 
 
 def _gone() -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while _threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     return not _threads()
 
 
-def test_a_step_does_not_wait_for_what_is_read_ahead(recorder: Any) -> None:
-    waited = {}
-    for name, batches in (("alone", _decoded(10, 0.02)), ("ahead", read_ahead(_decoded(10, 0.02), 2))):
-        recorder.data_sec = 0.0
-        for _ in timed(batches):
-            time.sleep(0.04)
-        waited[name] = recorder.data_sec
-    assert waited["alone"] >= 0.2
-    assert waited["ahead"] < waited["alone"] / 2  # the first batch is waited for
+def test_the_time_in_which_steps_wait_for_batches_is_added_up(recorder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def decoded() -> Iterator[int]:
+        nonlocal now
+        for number in range(10):
+            now += 2
+            yield number
+
+    for _ in timed(decoded()):
+        now += 30  # the step
+    assert recorder.data_sec == 20
+
+
+def test_a_step_does_not_wait_for_what_is_read_ahead() -> None:
+    """While it computes, as many batches are read as may wait."""
+    read = []
+
+    def batches() -> Iterator[int]:
+        for number in range(10):
+            read.append(number)
+            yield number
+
+    ahead = read_ahead(batches(), 2)
+    assert next(ahead) == 0
+    deadline = time.monotonic() + 30
+    while len(read) < 1 + 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert list(ahead) == list(range(1, 10))
+    assert _gone()
 
 
 def test_the_same_batches_in_order_prepared_by_the_thread() -> None:
@@ -67,11 +85,11 @@ def test_no_more_are_read_than_wait() -> None:
             read.append(number)
             yield number
 
-    reading = read_ahead(batches(), 2)
-    assert next(reading) == 0
+    ahead = read_ahead(batches(), 2)
+    assert next(ahead) == 0
     time.sleep(0.1)
     assert len(read) <= 1 + 2 + 1
-    reading.close()  # type: ignore[attr-defined]  # it is a generator
+    ahead.close()  # type: ignore[attr-defined]  # it is a generator
     assert _gone()
 
 
@@ -80,10 +98,10 @@ def test_an_error_comes_behind_the_batches_before_it() -> None:
         yield 1
         raise ValueError("a damaged file")
 
-    reading = read_ahead(batches(), 4)
-    assert next(reading) == 1
+    ahead = read_ahead(batches(), 4)
+    assert next(ahead) == 1
     with pytest.raises(ValueError, match="a damaged file"):
-        next(reading)
+        next(ahead)
     assert _gone()
 
 

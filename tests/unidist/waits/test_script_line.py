@@ -20,7 +20,7 @@ def _thread(target: Callable[[], object]) -> Iterator[int]:
 
 
 def _eventually(line: Callable[[], str], end: str) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not line().endswith(end) and time.monotonic() < deadline:
         time.sleep(0.001)
     return line().endswith(end)

@@ -125,7 +125,7 @@ def test_an_error_ends_the_program_of_each_device(two_with_devices: PartOfPool) 
                 began = time.monotonic()
                 with pytest.raises(MismatchError, match="'loss'"), ud.translated():
                     compiled(_on_mesh(np.ones((4, 2 + ud.rank())), "rows")).block_until_ready()
-                assert time.monotonic() - began < 20
+                assert time.monotonic() - began < 30
                 assert compiled(_on_mesh(np.ones((4, 1)), "rows")) == pytest.approx(16 * np.sin(1))
 
     two_with_devices.run(on_rank)

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.parallel
 ENVIRONMENT = {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "UNIDIST_TIMEOUT_SEC": "60"}
 
 # Every rank takes the same 6 samples whichever ranks there are, so a mean that counted lost ranks would show. In step 4
-# it waits until all ranks are there again. Lines "traced" say how often the functions were traced in this process.
+# it waits until all ranks are there again, and while there is a file `hold`. Lines "traced" say how often the functions
+# were traced in this process.
 SCRIPT = """
 import os, signal, sys, time
 import jax, jax.numpy as jnp, numpy as np, optax
@@ -56,7 +57,7 @@ state.register_reset_callbacks([lambda: resets.append(ud.size())])
 def train(state):
     say("enter", ud.rank(), ud.size(), state.step, os.getpid())
     while state.step < 10:
-        while state.step == 4 and ud.size() < wanted:
+        while state.step == 4 and (ud.size() < wanted or os.path.exists("hold")):
             state.check_host_updates()
             time.sleep(0.01)
         if worker == 1 and state.step == 2 and how == "within":
@@ -112,6 +113,8 @@ def test_a_killed_rank_is_replaced_and_the_others_compile_nothing_again(
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     options = ["-np", "3", "--min-np", "1", "--strategy", strategy]
+    if victim is not None:
+        (tmp_path / "hold").touch()
     with ElasticJob.start(tmp_path, options, ["script.py", "3", how], ENVIRONMENT) as job:
         pids = {job.pid(rank, 3) for rank in range(3)}
         killed = set[int]()
@@ -119,6 +122,7 @@ def test_a_killed_rank_is_replaced_and_the_others_compile_nothing_again(
             killed = {job.pid(victim, 3)}
             job.wait_for(r"step 2 \d")
             os.kill(killed.copy().pop(), signal.SIGKILL)
+            (tmp_path / "hold").unlink()
         assert job.end(seconds=300) == 0, job.lines
     results = [parameters(text) for (text,) in job.said(r"done (\S+) \d+ \d+")]
     assert len(results) == 3

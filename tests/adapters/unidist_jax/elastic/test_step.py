@@ -149,7 +149,8 @@ class Seen:
             self.counts.update(part)
         self.sizes.append(ud.size())
         os.write(1, f"step {len(self.sizes)} {os.getpid()}\\n".encode())
-        time.sleep(0.1 if sys.argv[2] == "slow" else 0)
+        while sys.argv[2] == "killed" and len(self.sizes) == 8:
+            time.sleep(0.01)
 
 seen, share = Seen(), None
 take = data.take_share
@@ -207,8 +208,9 @@ def test_a_job_that_was_killed_with_its_launcher_goes_on_from_its_checkpoint_wit
         return ElasticJob.start(tmp_path, launch, ["script.py", "1", how], ENVIRONMENT)
 
     durable = ("--checkpoint-dir", "run", "--checkpoint-interval", "0.01")
-    with start(3, "slow", *durable) as job:
+    with start(3, "killed", *durable) as job:
         job.wait_for(r"step 6 \d+")
+        job.wait_for_event("checkpoint")
         job.process.kill()
         for pid in {int(pid) for (pid,) in job.said(r"step \d+ (\d+)")}:
             with contextlib.suppress(ProcessLookupError):

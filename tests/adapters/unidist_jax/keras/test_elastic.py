@@ -22,7 +22,8 @@ pytestmark = pytest.mark.parallel
 ENVIRONMENT = {"JAX_ENABLE_X64": "1", "JAX_PLATFORMS": "cpu", "KERAS_BACKEND": "jax", "UNIDIST_TIMEOUT_SEC": "60"}
 
 # Every rank takes the same 6 samples whichever ranks there are, so a mean that counted lost ranks would show. After
-# step 4 it waits until all ranks are there again. Lines "traced" say how often this process has traced its step.
+# step 4 it waits until all ranks are there again, and while there is a file `hold`. Lines "traced" say how often this
+# process has traced its step.
 SCRIPT = """
 import os, signal, sys, time
 import keras, numpy as np
@@ -67,7 +68,7 @@ class Happens(keras.callbacks.Callback):
 
 class Waits(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        while state.batch == 4 and ud.size() < wanted:
+        while state.batch == 4 and (ud.size() < wanted or os.path.exists("hold")):
             state.check_host_updates()
             time.sleep(0.01)
 
@@ -130,12 +131,15 @@ def test_a_killed_rank_is_replaced_and_the_others_compile_nothing_again(
     how: str, victim: int | None, tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
+    if victim is not None:
+        (tmp_path / "hold").touch()
     with ElasticJob.start(tmp_path, ["-np", "3", "--min-np", "1"], ["script.py", "3", how], ENVIRONMENT) as job:
         pids = {job.pid(rank, 3) for rank in range(3)}
         if victim is not None:
             killed = job.pid(victim, 3)
             job.wait_for(r"step 2 \d")
             os.kill(killed, signal.SIGKILL)
+            (tmp_path / "hold").unlink()
         assert job.end(seconds=300) == 0, job.lines
     results = [weights(text) for (text,) in job.said(r"done (\S+) \d+ \d+")]
     assert len(results) == 3

@@ -49,8 +49,10 @@ class Watch(keras.callbacks.Callback):
         say("enter", ud.rank(), ud.size(), 0, os.getpid())
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
+        while ud.size() < options["wanted"] and not os.path.exists("joined"):
+            time.sleep(0.01)
         if ud.size() < options["wanted"]:
-            time.sleep(2)
+            time.sleep(0.1)  # the news of it are on their way
     def on_epoch_end(self, epoch, logs=None):
         self.seen.append(round(logs["loss"], 6))
         if epoch == options.get("ends") and worker == 0:
@@ -114,6 +116,8 @@ def test_fit_goes_on_when_a_rank_is_lost_in_a_step(tmp_path: Path, options: dict
     (tmp_path / "script.py").write_text(SCRIPT)
     arguments = ["script.py", json.dumps({**options, "wanted": 2})]
     with ElasticJob.start(tmp_path, ["-np", "2", "--min-np", "1"], arguments, ENVIRONMENT) as job:
+        job.wait_for_event("joined", 3)
+        (tmp_path / "joined").touch()
         assert job.end(seconds=300) == 0, job.lines
     results = job.said(r"done (\S+) (\d+) (\d+)")
     assert len(results) == 2, job.lines

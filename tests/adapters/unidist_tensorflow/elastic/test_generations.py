@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from elastic_job import ElasticJob
 
-# 8 steps of 12 samples each, for all ranks together. In step 4 it waits until all ranks are there again.
+# 8 steps of 12 samples each, for all ranks together. In step 4 it waits until all ranks are there again,
+# and while there is a file `hold`.
 COMMON = """
 import os, sys, time
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
@@ -41,7 +42,7 @@ def share(step):
     return inputs[rows], targets[rows]
 
 def wait_for_all(state):
-    while state.batch == 4 and ud.size() < wanted:
+    while state.batch == 4 and (ud.size() < wanted or os.path.exists("hold")):
         state.check_host_updates()
         time.sleep(0.01)
 
@@ -168,12 +169,14 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
     (tmp_path / "script.py").write_text(script)
     steps_per_commit = 2 if "accumulate=2" in strategy else 1
     wanted = undisturbed(tmp_path, strategy, steps_per_commit)
+    (tmp_path / "hold").touch()
     with start(size, strategy, steps_per_commit, tmp_path) as job:
         job.wait_for(rf"enter {size - 1} {size} .*", seconds=240)
         pids = {job.pid(rank, size) for rank in range(size)}
         killed = job.pid(victim, size)
         job.wait_for(r"step 2 \d", seconds=240)
         os.kill(killed, signal.SIGKILL)
+        (tmp_path / "hold").unlink()
         assert job.end(seconds=240) == 0, job.lines
     results = [parameters(text) for (text,) in job.said(r"done (\S+) \d+ \d+")]
     assert len(results) == size

@@ -77,6 +77,8 @@ class Watch(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         self.batches += 1
         say("batch", worker, self.batches, ud.size())
+        while options["kill"] >= 0 and ud.size() < options["wanted"] and not os.path.exists("joined"):
+            time.sleep(0.01)
         if ud.size() < options["wanted"] and self.batches < options["slow"]:
             time.sleep(options["pace"])
 
@@ -163,7 +165,9 @@ def test_fit_goes_on_when_a_rank_is_lost_in_a_step(
     strategy: str, kill: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     epochs = 12
-    with start(tmp_path, strategy=strategy, kill=kill, wanted=3, epochs=epochs, pace=1.0, **options) as job:
+    with start(tmp_path, strategy=strategy, kill=kill, wanted=3, epochs=epochs, pace=0.1, **options) as job:
+        job.wait_for_event("joined", 4)
+        (tmp_path / "joined").touch()
         assert job.end(seconds=300) == 0, job.lines
     if "clip" not in strategy:
         results = check_weights(job, epochs)

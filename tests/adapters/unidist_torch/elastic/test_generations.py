@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from elastic_job import ElasticJob
 
-# 60 samples in each of 2 epochs, 12 in a step of all ranks. In step 4 it waits until all ranks are there again.
+# 60 samples in each of 2 epochs, 12 in a step of all ranks. In step 4 it waits until all ranks are there again,
+# and while there is a file `hold`.
 SCRIPT = """
 import os, sys, time
 import torch
@@ -49,7 +50,7 @@ def train(state):
     size = 12 // ud.size()
     while state.epoch < 2:
         for batch, (x, y) in enumerate(torch.utils.data.DataLoader(data, batch_size=size, sampler=sampler)):
-            while state.step == 4 and ud.size() < wanted:
+            while state.step == 4 and (ud.size() < wanted or os.path.exists("hold")):
                 state.check_host_updates()
                 time.sleep(0.01)
             optimizer.zero_grad()
@@ -117,11 +118,13 @@ def test_a_killed_rank_is_replaced_and_the_result_is_that_of_one_process(
     size: int, victim: int, strategy: str, undisturbed: list[float], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "hold").touch()
     with start(size, strategy, tmp_path) as job:
         pids = {job.pid(rank, size) for rank in range(size)}
         killed = job.pid(victim, size)
         job.wait_for(r"step 2 \d")
         os.kill(killed, signal.SIGKILL)
+        (tmp_path / "hold").unlink()
         assert job.end(seconds=300) == 0, job.lines
     results = [parameters(text) for (text,) in job.said(r"done (\S+) \d+ \d+")]
     assert len(results) == size

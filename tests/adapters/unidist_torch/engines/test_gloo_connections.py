@@ -17,7 +17,7 @@ from unidist.testing.fixtures import RankPoolFactory
 
 pytest.importorskip("torch", reason="the engine gloo is PyTorch's")
 pytestmark = pytest.mark.parallel
-WAIT, SOON = timedelta(seconds=30), 15.0
+WAIT, SOON = timedelta(seconds=90), 30.0
 
 
 def _aborts_with_a_message_under_way() -> float:

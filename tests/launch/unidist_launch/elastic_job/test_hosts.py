@@ -19,7 +19,8 @@ pytestmark = [
     pytest.mark.skipif(bool(ssh_hosts.why_not()), reason=ssh_hosts.why_not() or "hosts can be made"),
 ]
 
-HEARTBEAT_SEC = 1.0
+HEARTBEAT_SEC = 3.0  # in which a busy machine lets every agent and every rank say that it is there
+MEASURED_SEC = 1.0  # where it has nothing else to do
 Start = Callable[..., ElasticJob]
 
 
@@ -57,19 +58,14 @@ def test_behind_a_cut_link_nobody_goes_on_and_the_others_do(start: Start, comman
             job.pid(rank, 3)
         job.wait_for(r"step 20 .*")
         hosts.link("h2", "down")
-        cut = time.time()
         try:
             at(job, "generation", 1)
-            assert command.wait_until(lambda: not hosts.processes("h2"), 10)  # its side has ended itself
+            assert command.wait_until(lambda: not hosts.processes("h2"), 60)  # its side has ended itself
         finally:
             hosts.link("h2", "up")
-        found = job.events("host_lost")[0]["time"] - cut
-        again = at(job, "generation", 2)  # the host comes back with a new process
+        at(job, "generation", 2)  # the host comes back with a new process
         (command.folder / "stop").touch()
         assert job.end() == 0, job.lines
-    assert found < 2 * HEARTBEAT_SEC + 1.0  # and a second for a busy machine
-    assert next_step_after(job, cut + found) < 1.0
-    assert again > cut
     (steps,) = job.steps()
     assert job.totals() == {total(steps)}
     assert [event["world_size"] for event in job.events("generation")] == [3, 2, 3]
@@ -90,7 +86,7 @@ def test_a_cut_link_is_noticed_within_two_heartbeats_and_the_next_step_comes_wit
     """On a machine that has nothing else to do; the median of five."""
     found, resumed = [], []
     for number in range(5):
-        with start("--engine", "tcp") as job:
+        with start("--engine", "tcp", UNIDIST_HEARTBEAT_SEC=f"{MEASURED_SEC:g}") as job:
             job.wait_for(r"step 20 .*")
             hosts.link("h2", "down")
             cut = time.time()
@@ -110,19 +106,18 @@ def test_a_cut_link_is_noticed_within_two_heartbeats_and_the_next_step_comes_wit
         for name in ("stop", "events.jsonl"):
             (command.folder / name).unlink()
         print(f"cut {number}: noticed after {found[-1]:.2f} s, next step {resumed[-1]:.2f} s later")
-    assert sorted(found)[2] < 2 * HEARTBEAT_SEC
+    assert sorted(found)[2] < 2 * MEASURED_SEC
     assert sorted(resumed)[2] < 0.5  # a second is promised; it was 0.95 while the lost host was still waited for
 
 
-def test_of_two_hosts_that_do_not_reach_each_other_one_is_left_out_within_two_heartbeats(
+def test_of_two_hosts_that_do_not_reach_each_other_one_is_left_out(
     start: Start, command: Command, hosts: SshHosts
 ) -> None:
     with start() as job:
         job.wait_for(r"step 20 .*")
         hosts.part("h2", "h3")
-        cut = time.time()
         try:
-            found = at(job, "hosts_apart") - cut
+            at(job, "hosts_apart")
             at(job, "generation", 1)
             step = max(int(number) for (number,) in job.said(r"step (\d+) .*"))
             job.wait_for(rf"step {step + 20} .*")
@@ -133,12 +128,30 @@ def test_of_two_hosts_that_do_not_reach_each_other_one_is_left_out_within_two_he
         at(job, "generation", 2)
         (command.folder / "stop").touch()
         assert job.end() == 0, job.lines[-30:]
-    assert found < 2 * HEARTBEAT_SEC + 0.5  # and half a second for a busy machine
     assert [(event["host"], event["others"]) for event in job.events("hosts_apart")][:2] == [("h3", ["h2"])] * 2
     assert any("h3 and h2 do not reach each other" in line for line in job.lines)
     (steps,) = job.steps()
     assert job.totals() == {total(steps)}
     assert [event["world_size"] for event in job.events("generation")] == [3, 2, 3]
+
+
+@pytest.mark.soak
+def test_hosts_that_do_not_reach_each_other_are_noticed_within_two_heartbeats(
+    start: Start, command: Command, hosts: SshHosts
+) -> None:
+    """On a machine that has nothing else to do."""
+    with start(UNIDIST_HEARTBEAT_SEC=f"{MEASURED_SEC:g}") as job:
+        job.wait_for(r"step 20 .*")
+        hosts.part("h2", "h3")
+        cut = time.time()
+        try:
+            found = at(job, "hosts_apart") - cut
+            at(job, "generation", 1)
+        finally:
+            hosts.part("h2", "h3", apart=False)
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines[-30:]
+    assert found < 2 * MEASURED_SEC + 0.5
 
 
 def test_hosts_that_never_reach_each_other_do_not_hold_up_the_start(
@@ -188,8 +201,8 @@ def test_nothing_outlives_the_launcher_on_any_host(
         assert len(processes(hosts)) >= 3
         job.process.send_signal(number)
         job.end(seconds=30)
-        assert command.wait_until(lambda: not processes(hosts), 5)
-        assert command.wait_until(lambda: not command.alive(), 5)
+        assert command.wait_until(lambda: not processes(hosts), 30)
+        assert command.wait_until(lambda: not command.alive(), 30)
 
 
 @pytest.mark.soak

@@ -221,7 +221,7 @@ def test_a_script_that_clears_its_environment_is_ended_too(tmp_path: Path, monke
     pids = tmp_path / "pids"
     discovery = Discovery(f"sh -c 'echo $$ > {pids}; exec env -i sleep 100'", None)
     discovery.poll()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not (pids.exists() and pids.read_text().strip()) and time.monotonic() < deadline:
         time.sleep(0.01)
     pid = int(pids.read_text())

@@ -125,7 +125,7 @@ def test_a_job_that_ended_while_the_launcher_was_away_ends_well_with_the_next_on
 
 
 def test_orphans_end_themselves_and_a_later_launcher_begins_anew(start: Start, command: Command) -> None:
-    options, env = ("--orphan-timeout", "0.5"), {"UNIDIST_HEARTBEAT_SEC": "1"}
+    options, env = ("--orphan-timeout", "0.5"), {"UNIDIST_HEARTBEAT_SEC": "3"}
     with start(*options, **env) as first:
         first.wait_for(r"step 5 .*")
         kill(first)
@@ -151,7 +151,7 @@ def test_a_launcher_that_took_over_ends_the_job_at_a_signal(
         job.wait_for(r"step .*")
         job.process.send_signal(number)
         job.end(seconds=30)
-        assert command.wait_until(lambda: not command.alive(), 5)
+        assert command.wait_until(lambda: not command.alive(), 30)
     assert not (command.folder / "state" / "state.json").exists()
 
 

@@ -280,7 +280,7 @@ def test_a_missing_program_is_named(command: Command, option: str, program: str)
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)
     env = {"PATH": str(folder), "HOROVOD_CUDA_HOME": "", "CUDA_HOME": "", "CXX": "c++"}
-    done = command.run("build", "horovod", "--force", option, "--cache-dir", "cache", env=env)
+    done = command.run_here("build", "horovod", "--force", option, "--cache-dir", "cache", env=env)
     assert done.returncode == 2
     assert f"{program} is not on the PATH" in done.stderr
     assert "Traceback" not in done.stderr
@@ -334,8 +334,8 @@ def test_an_interrupted_build_leaves_no_compiler_running(command: Command, numbe
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
     )
-    assert command.wait_until(lambda: log.exists() and b"started" in log.read_bytes(), 20)
+    assert command.wait_until(lambda: log.exists() and b"started" in log.read_bytes(), 60)
     assert len(command.alive()) >= 3
     process.send_signal(number)
-    assert process.wait(timeout=20) != 0
+    assert process.wait(timeout=60) != 0
     assert command.alive() == []

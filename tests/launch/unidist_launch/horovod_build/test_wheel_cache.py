@@ -59,15 +59,15 @@ def test_a_second_build_waits_for_the_first_and_says_so(tmp_path: Path) -> None:
         told.set()
 
     def wait() -> None:
-        with second.locked(timeout=timedelta(seconds=20), say=say):
+        with second.locked(timeout=timedelta(seconds=60), say=say):
             order.append("second")
 
-    with first.locked(timeout=timedelta(seconds=20), say=said.append):
+    with first.locked(timeout=timedelta(seconds=60), say=said.append):
         thread = threading.Thread(target=wait)
         thread.start()
-        assert told.wait(10)
+        assert told.wait(60)
         order.append("first")
-    thread.join(10)
+    thread.join(60)
     assert order == ["first", "second"]
     assert len(said) == 1
     assert "another build is at work (process " in said[0]

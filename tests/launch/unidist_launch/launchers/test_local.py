@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import pytest
+from rank_lines import rank_lines
 from unidist_command import Command
 
 pytestmark = pytest.mark.parallel
@@ -31,17 +32,22 @@ def ready(process: subprocess.Popen[str], lines: int) -> None:
 def test_lines_carry_their_rank_and_equal_ones_are_folded(command: Command) -> None:
     script = command.script(
         """
-        open(f"here.{rank}", "w").close()
-        while sum(name.startswith("here.") for name in os.listdir()) < 3:  # so that all print within the window
-            time.sleep(0.001)
-        print("own", rank); print("same"); print("err", file=sys.stderr)
+        print("own", rank)
+        for turn in range(20):  # all print within the window; not in each, where the machine is busy
+            open(f"here.{turn}.{rank}", "w").close()
+            while sum(name.startswith(f"here.{turn}.") for name in os.listdir()) < 3:
+                time.sleep(0.001)
+            print("same", turn, flush=True)
+            print("err", turn, file=sys.stderr, flush=True)
         """
     )
     done = command.run("launch", "-np", "3", script)
     assert done.returncode == 0
-    assert sorted(done.stdout.splitlines()) == ["[0-2] same", "[0] own 0", "[1] own 1", "[2] own 2"]
-    assert done.stdout.splitlines()[-1] == "[0-2] same"
-    assert "[0-2!] err" in done.stderr.splitlines()
+    same, errors = ([f"{word} {turn}" for turn in range(20)] for word in ("same", "err"))
+    assert rank_lines(done.stdout) == {rank: [f"own {rank}", *same] for rank in range(3)}
+    assert rank_lines(done.stderr) == dict.fromkeys(range(3), errors)
+    assert {f"[0-2] {line}" for line in same} & set(done.stdout.splitlines())
+    assert {f"[0-2!] {line}" for line in errors} & set(done.stderr.splitlines())
 
 
 def test_eight_ranks_lose_no_line_and_keep_their_order(command: Command) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rank_lines import rank_lines
 
 from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
@@ -39,6 +40,6 @@ def test_standard_output_that_is_not_shown_reaches_listeners_and_files(
         output.feed(0, Stream.STDERR, b"error\n")
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.splitlines() == ["[0-1!] error"]
+    assert rank_lines(err) == {0: ["error"], 1: ["error"]}
     assert heard[0] == (0, Stream.STDOUT, [b"for the command"])
     assert (tmp_path / "rank.0" / "stdout").read_text() == "for the command\n"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rank_lines import rank_lines
 from ssh_hosts import SshHosts, why_not
 
 pytestmark = [pytest.mark.parallel, pytest.mark.skipif(bool(why_not()), reason=why_not() or "none")]
@@ -104,7 +105,7 @@ def test_ranks_run_where_they_should_and_reach_each_other_by_address(launch: Lau
         f"[2] h2 0 1 {first} {second}",
         f"[3] h2 1 1 {first} {second}",
     ]
-    assert wait_until(lambda: launch.is_empty("h1", "h2"), 5)
+    assert wait_until(lambda: launch.is_empty("h1", "h2"), 60)
 
 
 @pytest.mark.parametrize("when", ["from the start", "later"])
@@ -112,21 +113,18 @@ def test_hosts_that_do_not_reach_each_other_end_the_job_by_name(launch: Launch, 
     if when == "from the start":
         hosts.part("h1", "h2")
     try:
-        with launch.start(script=WAIT, env={"UNIDIST_HEARTBEAT_SEC": "1"}) as process:
-            launch.wait_for("ready0", "ready3")
+        with launch.start(script=WAIT) as process:
             if when == "later":
-                time.sleep(0.5)  # the links are there
+                launch.wait_for("ready0", "ready3")
+                time.sleep(0.5)  # the links are there, unless the machine is busy; the job ends in either case
                 hosts.part("h1", "h2")
-            begin = time.monotonic()
             _, err = process.communicate(timeout=60)
-            took = time.monotonic() - begin
     finally:
         hosts.part("h1", "h2", apart=False)
     assert process.returncode == 1, err
     assert "unidist: hosts h2 and h1 do not reach each other, though the launcher reaches them: nothing was" in err
     assert "failed first" not in err
-    assert took < 2 * 1.0 + 1.0  # and a second for a busy machine
-    assert launch.is_empty("h1", "h2")
+    assert wait_until(lambda: launch.is_empty("h1", "h2"), 60)
 
 
 def test_this_host_may_be_one_of_them(launch: Launch, hosts: SshHosts) -> None:
@@ -178,16 +176,15 @@ def test_training_over_hosts_gives_the_numbers_of_one_process(launch: Launch) ->
         """,
     )
     assert code == 0, err
-    assert "[0-3] difference below 1e-12: True" in lines
-    assert "[0-3] without exchange: True" in lines
-    assert "[0-3] large sum: True" in lines
+    for printed in rank_lines("\n".join(lines)).values():
+        assert sorted(printed) == ["difference below 1e-12: True", "large sum: True", "without exchange: True"]
     assert "collectives are hierarchical: tcp between 2 hosts, shm inside, ranks 0-3" in err
     assert "engine tcp for host memory: the first choice for 4 rank(s) on 2 host(s)" in err
 
 
 def test_usual_failures_of_ssh_are_told_in_words(launch: Launch, hosts: SshHosts, tmp_path: Path) -> None:
     subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other_key"], check=True, timeout=20
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other_key"], check=True, timeout=60
     )
     two = ",".join(f"{address}:1" for address in hosts.addresses)
     port = ("--ssh-port", str(hosts.port))
@@ -204,7 +201,7 @@ def test_usual_failures_of_ssh_are_told_in_words(launch: Launch, hosts: SshHosts
         assert code == 2, err
         assert meaning in err
     assert not (tmp_path / "ran").exists()
-    assert wait_until(lambda: launch.is_empty("h1", "h2"), 5)
+    assert wait_until(lambda: launch.is_empty("h1", "h2"), 60)
 
 
 def test_port_key_and_interface_are_used(launch: Launch, hosts: SshHosts) -> None:
@@ -224,18 +221,40 @@ def test_a_silent_loss_of_a_host_is_found_and_both_sides_end(launch: Launch, hos
         launch.wait_for("ready0", "ready3")
         hosts.link("h2", "down")
         try:
+            _, err = launcher.communicate(timeout=60)
+            assert launcher.returncode == 1, err
+            assert "host h2 was lost: nothing was heard of it for" in err
+            assert "(ranks 2-3 ran there)" in err
+            assert wait_until(lambda: launch.is_empty("h1"), 60)
+            # The other side hears nothing of the launcher, and ends its ranks by itself.
+            assert wait_until(lambda: launch.is_empty("h2"), 60), hosts.processes("h2")
+        finally:
+            hosts.link("h2", "up")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cut", [("h2",), ("h1", "h2")], ids=["a host", "the way between two"])
+def test_what_is_cut_ends_the_job_within_two_heartbeats(launch: Launch, hosts: SshHosts, cut: tuple[str, ...]) -> None:
+    """On a machine that has nothing else to do; ranks that cannot be told get their grace period, a second."""
+
+    def set_link(*, is_up: bool) -> None:
+        if len(cut) == 2:
+            hosts.part(*cut, apart=not is_up)
+        else:
+            hosts.link(cut[0], "up" if is_up else "down")
+
+    with launch.start("--grace-period", "1", script=WAIT, env={"UNIDIST_HEARTBEAT_SEC": "1"}) as launcher:
+        launch.wait_for("ready0", "ready3")
+        time.sleep(0.5)  # the links are there
+        try:
+            set_link(is_up=False)
             begin = time.monotonic()
             _, err = launcher.communicate(timeout=60)
             seconds = time.monotonic() - begin
-            assert launcher.returncode == 1, err
-            assert seconds < 2 * HEARTBEAT_SEC + 3, err
-            assert "host h2 was lost: nothing was heard of it for" in err
-            assert "(ranks 2-3 ran there)" in err
-            assert wait_until(lambda: launch.is_empty("h1"), 5)
-            # The other side hears nothing of the launcher, and ends its ranks by itself.
-            assert wait_until(lambda: launch.is_empty("h2"), 2 * HEARTBEAT_SEC + 5), hosts.processes("h2")
         finally:
-            hosts.link("h2", "up")
+            set_link(is_up=True)
+        assert launcher.returncode == 1, err
+        assert seconds < 2 * 1.0 + 1.0, err
 
 
 def test_nothing_is_left_on_any_host_after_kill_9_of_the_launcher(launch: Launch) -> None:
@@ -243,7 +262,7 @@ def test_nothing_is_left_on_any_host_after_kill_9_of_the_launcher(launch: Launch
         launch.wait_for("ready0", "ready1", "ready2", "ready3")
         launcher.send_signal(signal.SIGKILL)
         launcher.communicate(timeout=60)
-        assert wait_until(lambda: launch.is_empty("h1", "h2"), 5)
+        assert wait_until(lambda: launch.is_empty("h1", "h2"), 60)
 
 
 @pytest.mark.soak
@@ -257,7 +276,7 @@ def test_a_crash_of_a_host_is_told_at_once(launch: Launch, hosts: SshHosts) -> N
             assert time.monotonic() - begin < 10
             assert launcher.returncode == 1, err
             assert "host h2 was lost: its connection ended" in err
-            assert wait_until(lambda: launch.is_empty("h1"), 5)
+            assert wait_until(lambda: launch.is_empty("h1"), 60)
         finally:
             hosts.restart("h2")
 
@@ -310,9 +329,9 @@ def test_the_port_is_open_to_no_stranger(launch: Launch, hosts: SshHosts) -> Non
         launch.wait_for("ready0", "ready3")
         host, _, port = (launch.folder / "ready3").read_text().rpartition(":")
         assert host == hosts.gateway
-        with socket.create_connection((host, int(port)), timeout=5) as stranger:
+        with socket.create_connection((host, int(port)), timeout=60) as stranger:
             stranger.sendall(os.urandom(4096))
-            stranger.settimeout(5)
+            stranger.settimeout(60)
             answer = b""
             while data := _received(stranger):
                 answer += data

@@ -86,7 +86,7 @@ class Jobs:
 
     def are_empty(self, *names: str) -> bool:
         """Say whether nothing but sshd runs on these hosts, soon."""
-        return _wait_until(lambda: not any(self.hosts.processes(name) for name in names), 15)
+        return _wait_until(lambda: not any(self.hosts.processes(name) for name in names), 60)
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -118,7 +118,7 @@ def test_wrong_results_are_counted_and_end_with_1(command: Command) -> None:
 def test_what_cannot_be_measured_is_one_line_before_anything_starts(
     arguments: tuple[str, ...], text: str, command: Command
 ) -> None:
-    done = command.run("bench", *arguments, "-np", "2")
+    done = command.run_here("bench", *arguments, "-np", "2")
     assert done.returncode == 2
     assert text in done.stderr
     assert done.stdout == ""

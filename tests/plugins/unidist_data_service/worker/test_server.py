@@ -119,5 +119,5 @@ def test_the_loss_of_a_worker_is_noticed(worker: DataWorker) -> None:
     began = time.monotonic()
     with rank.changed:
         assert rank.changed.wait_for(lambda: bool(rank.link.lost), _LIMIT_SEC)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     rank.link.close()

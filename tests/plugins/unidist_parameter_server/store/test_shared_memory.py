@@ -268,8 +268,10 @@ def test_a_fast_worker_is_at_most_the_bound_ahead_of_a_slow_one(make_world: Call
     def work(store: SharedStore) -> list[int]:
         ahead = []
         for _ in range(20):
-            if store.worker == 1:
-                time.sleep(0.005)
+            deadline = time.monotonic() + 60
+            while store.worker == 1 and (now := store.clocks)[0] < min(now[1] + 4, 20):  # until the other is held
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
             store.finish_step(3)
             clocks = store.clocks
             ahead.append(clocks[store.worker] - clocks[1 - store.worker])

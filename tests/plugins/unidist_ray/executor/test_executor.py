@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,20 +47,19 @@ def test_an_object_that_cannot_be_made_is_an_error_that_names_the_rank() -> None
         executor.run(_place)
 
 
-def test_callbacks_get_what_ranks_log_while_they_run() -> None:
+def test_callbacks_get_what_ranks_log_while_they_run(tmp_path: Path) -> None:
     found: list[Any] = []
-    times: list[float] = []
+    seen = tmp_path / "seen"
     with RayExecutor(num_workers=2) as executor:
         executor.start()
-        callbacks = [found.append, lambda _: times.append(time.monotonic())]
-        ended = executor.run(_log, [2], callbacks=callbacks)
+        has_seen = executor.run(_log, [str(seen)], callbacks=[found.append, lambda _: seen.touch()])
         assert sorted(found, key=str) == [{"rank": rank, "step": step} for rank in range(2) for step in range(3)]
-        assert times[0] < max(ended)  # while a rank was still running
+        assert has_seen == [True, True]  # while they were still running
         assert executor.execute(lambda _: 1, callbacks=[found.append]) == [1, 1]
         with pytest.raises(UsageError, match="3 cannot be called"):
-            executor.run(_log, [0], callbacks=[3])
+            executor.run(_log, [""], callbacks=[3])
         with pytest.raises(ZeroDivisionError):
-            executor.run(_log, [0], callbacks=[lambda _: 1 / 0])
+            executor.run(_log, [""], callbacks=[lambda _: 1 / 0])
         with pytest.raises(UsageError, match="a call of it was interrupted"):
             executor.run(_sum)
 
@@ -138,19 +138,22 @@ class Counter:
         return self._number, os.environ["MY_OWN"], int(os.environ["RANK"])
 
 
-def _log(pause_sec: float) -> float:
+def _log(seen: str) -> bool:
+    """Log, and wait until there is a file that tells that it was seen; return whether it came."""
     from unidist.runtime import init
     from unidist_ray import ray_logger
 
     rank = init().topology.rank
     for step in range(3):
         ray_logger.log({"rank": rank, "step": step})
-    time.sleep(pause_sec)
-    return time.monotonic()
+    deadline = time.monotonic() + 60
+    while seen and not os.path.exists(seen) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return os.path.exists(seen)
 
 
-def _log_three() -> float:
-    return _log(0)
+def _log_three() -> bool:
+    return _log("")
 
 
 def _place(a: str, b: int) -> tuple[Any, ...]:

@@ -117,13 +117,13 @@ def test_who_stands_by_waits_for_longer_than_its_timeout(launcher: Launcher) -> 
     launcher.call(lambda: launcher.coordinator.expect_worker(1, 0))
     address = ("127.0.0.1", launcher.server.port)
     spare = WorkerLink(address, SECRET, 1, timeout=LONG, on_ended=lambda text: None)
-    timeout, found = timedelta(seconds=0.5), []
+    timeout, found = timedelta(seconds=2), []  # in which it has to hear that it stands by
     waiting = threading.Thread(
         target=lambda: found.append(spare.next_world(NO_STATE, reason="", timeout=timeout).topology.world_size)
     )
     waiting.start()
     try:
-        waiting.join(2 * timeout.total_seconds())
+        waiting.join(timeout.total_seconds() + 0.5)
         assert waiting.is_alive()
         member.forget()  # as if it had died
         waiting.join(60)

@@ -131,7 +131,7 @@ def test_one_loss_after_another_is_survived_when_there_was_a_commit_in_between()
 def test_a_commit_that_not_all_have_made_is_not_taken(first: int) -> None:
     workers = [Worker(number) for number in range(3)]
     world, peers = begin(workers, 0)
-    all_have_committed, gone = threading.Barrier(3, timeout=20), threading.Event()
+    all_have_committed, gone = threading.Barrier(3, timeout=60), threading.Event()
 
     def main(communicator: Any) -> None:
         rank, worker = communicator.rank, workers[communicator.rank]
@@ -145,7 +145,7 @@ def test_a_commit_that_not_all_have_made_is_not_taken(first: int) -> None:
             gone.set()
             return
         worker.fill(2)
-        assert gone.wait(20)
+        assert gone.wait(60)
         with pytest.raises(PeerLostError):
             worker.memory.commit(peers(rank), worker.states(2))
 

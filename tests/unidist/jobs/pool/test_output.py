@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -62,31 +63,27 @@ def test_ranks_say_who_they_are_on_both_streams_and_until_their_end(capsys: pyte
     assert sorted(err.splitlines()) == ["[0] err", "[1] err"]
 
 
-def test_lines_appear_while_a_call_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    def work() -> float:
+def test_lines_appear_while_a_call_runs(tmp_path: Path) -> None:
+    def work(mark: Path) -> bool:
         print("begun")
-        now = time.time()
-        time.sleep(0.5)
-        return now
+        deadline = time.monotonic() + 60
+        while not mark.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return mark.exists()
 
-    class Clock:
-        at = 0.0
-
+    class Reader:
         def write(self, text: str) -> None:
-            self.at = self.at or time.time()
+            (tmp_path / "seen").touch()
 
         def flush(self) -> None:
             pass
 
-    clock = Clock()
     with RankPool(1, labels=True) as pool:
-        before, sys.stdout = sys.stdout, clock  # type: ignore[assignment]
+        before, sys.stdout = sys.stdout, Reader()  # type: ignore[assignment]
         try:
-            pool.run(work)
-            ended = time.time()
+            assert pool.run(work, (tmp_path / "seen",)) == [True]
         finally:
             sys.stdout = before
-    assert 0 < clock.at < ended - 0.2
 
 
 def test_a_process_without_a_notebook_leaves_the_output_alone(capfd: pytest.CaptureFixture[str]) -> None:
