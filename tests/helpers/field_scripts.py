@@ -74,5 +74,17 @@ def _run(script: Path, arguments: Sequence[str], dtype: str) -> dict[str, Any]:
             return runpy.run_path(str(script), run_name="__main__")
     finally:
         torch.set_default_dtype(torch.float32)
-        if torch.distributed.is_initialized():  # by a Trainer, which finds the variables of a rank
-            torch.distributed.destroy_process_group()
+        end_torch_distributed()
+
+
+def end_torch_distributed() -> None:
+    """End the process group that a Trainer or an Accelerator has made, and let accelerate forget that there was one."""
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()

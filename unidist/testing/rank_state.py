@@ -12,8 +12,9 @@ from typing import Any
 def leaving_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, which raises AssertionError where it returns and has changed a setting of its process.
 
-    It looks at the working directory, at environment variables, and at what frameworks keep for a process: whether
-    torch.distributed is initialized, PyTorch's default type and whether it records gradients, and Keras' default type.
+    It looks at the working directory, at the environment variables that say what a rank is, and at what frameworks keep
+    for a process: whether torch.distributed is initialized, PyTorch's default type and whether it records gradients,
+    and Keras' default type.
     """
 
     @functools.wraps(function)  # the name goes into messages; the module decides how the function travels
@@ -32,6 +33,8 @@ def leaving_nothing(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# Libraries set variables of their own when they are imported or used.
+_OF_A_RANK = ("UNIDIST_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_")
 _DEFAULTS = {
     "torch.distributed is initialized": False,
     "torch's default type": "torch.float32",
@@ -43,7 +46,8 @@ _DEFAULTS = {
 def settings() -> Mapping[str, object]:
     """Return the settings of this process, by what they are; those of a framework only if it is imported."""
     found: dict[str, object] = {"working directory": os.getcwd()}
-    found |= {f"environment variable {name}": value for name, value in os.environ.items()}
+    names = [name for name in os.environ if name.startswith(_OF_A_RANK)]
+    found |= {f"environment variable {name}": os.environ[name] for name in names}
     if (torch := sys.modules.get("torch")) is not None and hasattr(torch, "is_grad_enabled"):
         distributed = torch.distributed
         found["torch.distributed is initialized"] = distributed.is_available() and distributed.is_initialized()

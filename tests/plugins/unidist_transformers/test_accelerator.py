@@ -42,6 +42,7 @@ def test_one_model_and_its_optimizer_go_together(rank_pool: RankPoolFactory) -> 
 
 def prepared_apart() -> Any:
     import torch
+    from field_scripts import end_torch_distributed
     from transformers_runs import make_model
 
     from unidist.errors import UsageError
@@ -52,4 +53,6 @@ def prepared_apart() -> Any:
         UnidistAccelerator(cpu=True).prepare(torch.optim.AdamW(model.parameters()))
     except UsageError as exc:
         return str(exc)
+    finally:
+        end_torch_distributed()
     return "prepared"

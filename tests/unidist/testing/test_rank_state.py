@@ -19,7 +19,7 @@ def change_folder() -> None:
 
 
 def set_a_variable() -> None:
-    os.environ["LEFT_BEHIND"] = "1"
+    os.environ["UNIDIST_RANK"] = "7"
 
 
 def take_gradients_away() -> None:
@@ -43,7 +43,7 @@ def initialize_torch_distributed() -> None:
 @pytest.fixture
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(os.getcwd())
-    monkeypatch.setenv("LEFT_BEHIND", "0")
+    monkeypatch.setenv("UNIDIST_RANK", "0")
     yield
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_grad_enabled(True)
@@ -55,7 +55,7 @@ def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("function", "found"),
     [
         (change_folder, "working directory: /"),
-        (set_a_variable, "environment variable LEFT_BEHIND: 1"),
+        (set_a_variable, "environment variable UNIDIST_RANK: 7"),
         (take_gradients_away, "torch records gradients: False"),
         (change_the_type, "torch's default type: torch.float64"),
     ],
