@@ -18,17 +18,14 @@ _DATA = """
     from unidist.runtime import context
 
     class Slow(Dataset):
-        def __init__(self, seconds=0.005, mark=""):
-            self.seconds, self.mark = seconds, mark
+        def __init__(self, seconds=0.005):
+            self.seconds = seconds
 
         def __len__(self):
             return 50
 
         def __getitem__(self, index):
             time.sleep(self.seconds)
-            if self.mark:
-                with open(self.mark, "a") as file:
-                    file.write(".")  # one more has been made
             if index == 49 and self.seconds == 0:
                 raise KeyError("sample 49 is broken")
             return {"x": torch.full((3, 8), float(index), dtype=torch.bfloat16), "y": index, "noise": torch.rand(2)}
@@ -47,24 +44,11 @@ _DATA = """
     recorder = context.current().recorder
 """
 _EQUAL = """
-    def made(mark):
-        return os.path.getsize(mark) if os.path.exists(mark) else 0
-
-    def steps(batches, mark):
-        # Each step ends when the workers have made the samples of the next one meanwhile.
-        before = made(mark)
-        for number, batch in enumerate(batches, 2):
-            deadline = time.monotonic() + 60
-            while made(mark) - before < min(4 * number, 25):
-                assert time.monotonic() < deadline, "nothing is made while a step computes"
-                time.sleep(0.002)
-            yield batch
-
-    slow, mark = Slow(), f"made-{rank}"
-    plain, served, same = loader(slow), ud.data_service(loader(Slow(mark=mark))), ud.data_service(loader(slow))
+    slow = Slow()
+    plain, served, same = loader(slow), ud.data_service(loader(slow)), ud.data_service(loader(slow))
     assert len(served) == len(plain) == 7
     for _ in range(2):
-        found = list(steps(served, mark))
+        found = list(served)
         equal(found, list(plain))
         assert all(torch.equal(one["noise"], other["noise"]) for one, other in zip(found, same))
     assert all(link.uses_memory for link in served._batches.workers.links.values())
@@ -122,7 +106,7 @@ _STREAM = """
 """
 
 
-def test_batches_are_those_of_the_loader_and_made_while_steps_compute(command: Command) -> None:
+def test_batches_are_those_of_the_loader(command: Command) -> None:
     done = command.run("launch", "-np", "2", "--data-workers", "2", command.script(_DATA + _EQUAL))
     assert done.returncode == 0, done.stderr
     (error,) = [path.read_text() for path in command.folder.glob("error-*")]  # of the rank that has this sample
