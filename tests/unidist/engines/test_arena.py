@@ -121,3 +121,11 @@ def test_nothing_of_a_runtime_that_has_ended_holds_engine_memory(rank_pool: Rank
     for with_runtime, afterwards in rank_pool(2, engine="shm").run(end):
         assert with_runtime == 2, "this rank's memory and its peer's"
         assert afterwards == 0
+
+
+def test_space_that_was_given_back_is_one_again() -> None:
+    page = _arena._PAGE
+    arena = _arena.Arena(3 * page)
+    kept = [arena.allocate(page) for _ in range(3)]
+    del kept
+    assert arena.allocate(3 * page).nbytes == 3 * page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 
 from unidist.buffer import Buffer
 from unidist.communicator_capabilities import MakesSubgroups
+from unidist.engines.shm import ShmEngine
 from unidist.errors import MismatchError, UsageError
-from unidist.rendezvous import SingleRendezvous
+from unidist.rendezvous import Contribution, SingleRendezvous
 from unidist.runtime import LocalRendezvous, context
 from unidist.testing.fixtures import RankPoolFactory
+from unidist.topology import Topology
 
 pytestmark = pytest.mark.parallel
 SECONDS = timedelta(seconds=90)
@@ -119,3 +122,21 @@ def disagree(key: str) -> str:
 def test_members_that_disagree_are_told(rank_pool: RankPoolFactory) -> None:
     for text in rank_pool(2).run(disagree, (f"{os.getpid()}/disagree",)):
         assert "passed another list" in text
+
+
+SECONDS = timedelta(seconds=30)
+
+
+def test_members_wait_for_each_other_as_long_as_the_caller_says() -> None:
+    limits: list[timedelta] = []
+
+    class Noting(SingleRendezvous):
+        def allgather(self, payload: bytes, *, fds: Sequence[int] = (), timeout: timedelta) -> list[Contribution]:
+            limits.append(timeout)
+            return super().allgather(payload, fds=fds, timeout=timeout)
+
+    world = ShmEngine().connect(Topology(), SingleRendezvous(), timeout=2 * SECONDS)
+    assert isinstance(world, MakesSubgroups)
+    world.subgroup((0,), Noting(), timeout=SECONDS).close()
+    world.close()
+    assert limits == [SECONDS]

@@ -530,3 +530,14 @@ def test_says_what_cannot_be_exchanged(two: PartOfPool) -> None:
             assert ud.allreduce(1.0).item() == 1.0
 
     two.run(on_rank)
+
+
+def test_the_gradient_of_a_reducescatter_has_both_factors() -> None:
+    ud.init()
+    try:
+        found = jax.grad(lambda x: ud.reducescatter(x, op=ud.Sum, prescale_factor=2.0, postscale_factor=0.25).sum())(
+            jnp.ones(4)
+        )
+    finally:
+        ud.shutdown()
+    np.testing.assert_array_equal(np.asarray(found), np.full(4, 0.5, np.float32))

@@ -685,3 +685,30 @@ def test_gradients_set_by_hand_are_exchanged(pool: Pool) -> None:
             return values(model)
 
     check(pool(2).run(on_rank), [torch.full((2, 2), -1.5)])
+
+
+def test_a_gradient_dropped_after_the_backward_pass_is_not_in_the_norm(pool: Callable[..., RankPool]) -> None:
+    def sgd(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    def drop(model: nn.Module) -> None:
+        next(model.parameters()).grad = None
+
+    def on_rank() -> list[torch.Tensor]:
+        with runtime():
+            model, optimizer = network(), None
+            model, optimizer = ud.distribute(model, sgd(model.parameters()), "clip_norm=0.1")
+            for x, y in zip(*data(), strict=True):
+                optimizer.zero_grad()
+                loss_of(model, share(x, ud.rank(), ud.size()), share(y, ud.rank(), ud.size())).backward()
+                drop(model)
+                optimizer.step()
+            return values(model)
+
+    def drop_and_clip(model: nn.Module) -> None:
+        drop(model)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    wanted = alone(sgd, before_step=drop_and_clip)
+    for found in pool(2).run(on_rank):
+        assert_close(found, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
+from unidist.mesh import Mesh
+from unidist.topology import Topology
+from unidist_torch.training import data
 from unidist_torch.training.data import shard
 
 Pool = Callable[..., RankPool]
@@ -74,3 +78,18 @@ def test_batches_that_are_read_ahead_are_the_same(pool: Pool) -> None:
                 shard(samples).prefetch(0)
 
     pool(2).run(on_rank)
+
+
+def test_ranks_that_hold_parts_of_one_model_get_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    mesh = Mesh({"data": None, "tensor": 2}, world_size=4)
+
+    def samples(rank: int) -> list[int]:
+        runtime = SimpleNamespace(
+            topology=Topology(rank, 4, rank, 4),
+            axis_rank=lambda axis: mesh.place(axis, rank=rank),
+            axis_size=mesh.size,
+        )
+        monkeypatch.setattr(data.context, "current", lambda: runtime)
+        return list(data.ShardSampler(range(8), shuffle=False))
+
+    assert [samples(rank) for rank in range(4)] == [[0, 2, 4, 6], [0, 2, 4, 6], [1, 3, 5, 7], [1, 3, 5, 7]]

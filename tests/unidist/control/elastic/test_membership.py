@@ -339,3 +339,14 @@ def test_parts_outlive_the_launcher() -> None:
     again.restore(made.snapshot(), 0.0)
     assert [again.workers[number].part for number in range(4)] == [0, 0, 1, 1]
     assert [again.workers[number].replica for number in range(4)] == [0, 1, 0, 1]
+
+
+def test_another_launcher_does_not_wait_again_for_those_the_first_one_gave_up() -> None:
+    made = Membership(num_first=3, min_num=2, max_num=4)
+    for number in (0, 1):
+        made.expect(number, 0)
+        made.ready(number, NO_STATE, 0.0)
+    made.accepts_fewer = True
+    again = Membership(num_first=3, min_num=2, max_num=4)
+    again.restore(made.snapshot(), 0.0)
+    assert again.can_form()
