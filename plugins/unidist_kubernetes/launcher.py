@@ -78,12 +78,12 @@ class KubernetesLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProces
             return 0
         if pod.index > 0:
             return _serve(pod, job, hosts)
-        here, elsewhere = LocalAgents(), _PodAgents()
-        first = hosts[0].name
+        # By place, not by name: names may repeat, of pods with the network of their host.
+        starters = [LocalAgents(), *[_PodAgents()] * (len(hosts) - 1)]
         with ExitStack() as stack:
             try:
                 run = RemoteRun(
-                    *(job, hosts, lambda host: here if host.name == first else elsewhere, stack),
+                    *(job, hosts, starters, stack),
                     secret=pod.secret,
                     port=pod.port,
                     guests=pod.others,

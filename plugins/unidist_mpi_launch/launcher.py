@@ -76,7 +76,7 @@ class MpiLauncher(Launcher, StartsSideProcesses):
         ranks = [Host(host.name, 1) for host in hosts for _ in range(host.slots)]
         with ExitStack() as stack:
             agents = MpiAgents(program, hosts, job, stack)
-            return RemoteRun(job, ranks, lambda host: agents, stack, places=places).run()
+            return RemoteRun(job, ranks, [agents] * len(ranks), stack, places=places).run()
 
 
 class MpiAgents(AgentStarter):

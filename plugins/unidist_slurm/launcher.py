@@ -79,7 +79,7 @@ class SlurmLauncher(Launcher, KnowsHosts, RunsElasticJobs, StartsSideProcesses):
         hosts = host_list.used(job.hosts or allocated, job.num_proc)
         agents = SlurmAgents(hosts)
         with ExitStack() as stack:
-            return RemoteRun(job, hosts, lambda host: agents, stack).run()
+            return RemoteRun(job, hosts, [agents] * len(hosts), stack).run()
 
 
 def _run_elastic(job: Job, limits: ElasticLimits) -> int:

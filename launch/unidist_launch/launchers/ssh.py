@@ -36,4 +36,5 @@ class SshLauncher(Launcher, StartsSideProcesses):
         hosts = host_list.used(job.hosts, job.num_proc)
         ssh, here = SshAgents(job.remote_shell), LocalAgents()
         with ExitStack() as stack:
-            return RemoteRun(job, hosts, lambda host: here if host_list.is_local(host) else ssh, stack).run()
+            starters = [here if host_list.is_local(host) else ssh for host in hosts]
+            return RemoteRun(job, hosts, starters, stack).run()

@@ -8,7 +8,7 @@ import secrets
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import astuple, replace
 from datetime import timedelta
@@ -51,7 +51,7 @@ class RemoteRun:
     Args:
         job: the job.
         hosts: the hosts that get ranks, with their numbers.
-        starter_of: how the agent of a host is started.
+        starters: of each host, how its agent is started; one for several hosts may start them by one command.
         stack: takes what has to be given back.
         secret: the job's; default: a new one.
         port: of the control server; default: one that is free.
@@ -65,7 +65,7 @@ class RemoteRun:
         self,
         job: Job,
         hosts: Sequence[Host],
-        starter_of: Callable[[Host], AgentStarter],
+        starters: Sequence[AgentStarter],
         stack: ExitStack,
         *,
         secret: bytes | None = None,
@@ -80,8 +80,7 @@ class RemoteRun:
         self._has_values = job.has_side_processes or bool(guests)
         self._places = host_list.places(hosts) if places is None else places
         self._agents: list[AgentProcess] = []
-        for index, host in enumerate(hosts):
-            starter = starter_of(host)
+        for index, (host, starter) in enumerate(zip(hosts, starters, strict=True)):
             leader = next((each for each in self._agents if each.starter is starter and starter.index_variable), None)
             self._agents.append(AgentProcess(index, host, starter, leader))
         self._host_of = {place.rank: i for i, places in enumerate(self._places) for place in places}

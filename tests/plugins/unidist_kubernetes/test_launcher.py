@@ -134,6 +134,7 @@ def test_servers_and_evaluators_of_a_tfjob(pods: Pods) -> None:
     code, out, err = ended(start("chief"))
     assert code == 0, err
     assert rank_lines(out) == {rank: ["values True"] for rank in range(2)}
+    assert err.count(": started its agent") == 1  # though all pods have one name here
     assert "unidist: ps 0 is process" in err
     assert "[evaluator 0] evaluating" in err
     assert [ended(other)[0] for other in others] == [0, 0, 0]
