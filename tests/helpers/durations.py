@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-QUICK_SEC = 0.5
+QUICK_SEC = 0.25
 """The longest time of a test that counts as quick, which the file does not tell any closer."""
 
 _STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)

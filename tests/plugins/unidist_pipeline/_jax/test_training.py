@@ -99,6 +99,24 @@ def perceptron_loss(params: Any, words: Any, key: Any = None, scale: Any = 1.0) 
     return (scale * x).mean()
 
 
+def test_a_perceptron_trains_as_in_one_process(jax_pools: PartPools) -> None:
+    jax_pools.get(2).run(train_a_perceptron)
+
+
+def train_a_perceptron() -> None:
+    ud.init()
+    words = jax.random.randint(jax.random.key(1), (BATCH, TOKENS), 0, WORDS)
+    params, optimizer = perceptron(), optax.adam(0.1)
+    step = ud.TrainStep(perceptron_loss, params, optimizer, strategy="pipeline=2")
+    state = optimizer.init(params)
+    for _ in range(3):
+        loss, gradients = jax.value_and_grad(perceptron_loss)(params, words)
+        np.testing.assert_allclose(step(words), loss, rtol=1e-12)
+        updates, state = optimizer.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    ud.shutdown()
+
+
 def test_arguments_by_name_are_whole_and_keys_differ_by_micro_batch(jax_pools: PartPools) -> None:
     jax_pools.get(2).run(give_arguments_by_name)
 
