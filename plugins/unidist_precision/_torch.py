@@ -24,7 +24,7 @@ from unidist.optim.loss_scaling import LossScaler
 from unidist_precision._structure import map_tensors
 from unidist_precision.binding import PrecisionBinding
 from unidist_torch.models.step_runner import PartOfOutputs
-from unidist_torch.operations.differentiable import inside
+from unidist_torch.operations.differentiable import apply_pair, inside
 
 _TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 
@@ -198,8 +198,7 @@ class _Around:
             if scaler is None or not tensor.requires_grad:
                 return self.widened(tensor)
             found.append(tensor)
-            scale: Any = _ScaleGradient.apply
-            return inside(tensor, lambda value: scale(value, scaler))
+            return _scaled(tensor, scaler)
 
         changed = map_tensors(change, torch.is_tensor, outputs)
         if scaler is not None and not found and model.training and any(p.requires_grad for p in model.parameters()):
@@ -249,36 +248,27 @@ def _narrow(module: torch.nn.Module, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
+# The script sees gradients unscaled, and what flows back from a loss that it computes from them (a gradient penalty) is
+# scaled by the loss's own scale: it passes as it is.
+
+
+def _scaled(tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
+    """Return the tensor in at least 32 bits; its gradient is multiplied by the scale before it is rounded to 16."""
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+
+    def multiplied(gradient: torch.Tensor) -> torch.Tensor:
+        scaler.was_applied = True
+        return (gradient * scaler.scale).to(tensor.dtype)
+
+    return inside(tensor, lambda value: apply_pair(value, lambda given: _same(given).to(wide), multiplied))
+
+
 def _unscaled(tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
+    """Return the tensor; its gradient is divided by the scale."""
     if not (tensor.is_floating_point() and tensor.requires_grad):
         return tensor
-    unscale: Any = _UnscaleGradient.apply
-    return inside(tensor, lambda value: unscale(value, scaler))
+    return inside(tensor, lambda value: apply_pair(value, _same, lambda gradient: gradient / scaler.scale))
 
 
-class _ScaleGradient(torch.autograd.Function):
-    """Identity, in at least 32 bits, whose gradient is multiplied by the loss scale before it is rounded to 16."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
-        ctx.scaler, ctx.dtype = scaler, tensor.dtype
-        wide = torch.promote_types(tensor.dtype, torch.float32)
-        return tensor.view_as(tensor) if tensor.dtype == wide else tensor.to(wide)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        ctx.scaler.was_applied = True
-        return (gradient * ctx.scaler.scale).to(ctx.dtype), None
-
-
-class _UnscaleGradient(torch.autograd.Function):
-    """Identity whose gradient is divided by the loss scale."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, scaler: LossScaler) -> torch.Tensor:
-        ctx.scaler = scaler
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradient / ctx.scaler.scale, None
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view_as(tensor)

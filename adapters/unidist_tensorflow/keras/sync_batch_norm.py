@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from unidist.runtime import context
+from unidist_tensorflow.gradients import pair
 from unidist_tensorflow.keras_api import IS_LEGACY, api
 from unidist_tensorflow.operations.reductions import Sum, allreduce
 
@@ -74,14 +75,12 @@ def _moments_over_ranks(inputs: Any, axes: Any, mask: Any = None) -> tuple[tf.Te
     return tf.cast(mean, inputs.dtype), tf.cast(variance, inputs.dtype)
 
 
-@tf.custom_gradient
 def _summed(values: tf.Tensor) -> Any:
     """Return the sum over all ranks. The gradient is the sum of all ranks' gradients."""
-
-    def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        return _allreduce(upstream, "sync_batch_norm.backward")
-
-    return _allreduce(values, "sync_batch_norm.forward"), gradient
+    return pair(
+        lambda given: _allreduce(given, "sync_batch_norm.forward"),
+        lambda upstream: _allreduce(upstream, "sync_batch_norm.backward"),
+    )(values)
 
 
 def _allreduce(values: tf.Tensor, name: str) -> tf.Tensor:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_torch.operations import Sum, allgather, allreduce_
+from unidist_torch.operations.differentiable import check_once
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -129,8 +129,8 @@ class _Normalise(torch.autograd.Function):
         return result.to(values.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        check_once("SyncBatchNorm")
         normal, weight, scale, count = ctx.saved_tensors
         wide = gradient.to(normal.dtype)
         over = [dim for dim in range(wide.dim()) if dim != 1]

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["apply", "apply_group", "inside", "needs_gradients"]
+from unidist.errors import UsageError
+
+__all__ = ["apply", "apply_group", "apply_pair", "check_once", "inside", "needs_gradients"]
 
 Run = Callable[..., Any]
 
@@ -38,10 +40,12 @@ def apply(tensor: torch.Tensor, run: Run, backward: Run) -> torch.Tensor:
     """Return `run(tensor)`; its gradient is `backward(gradient of the result)`.
 
     Every rank runs backward through it too: the backward operation is collective as well.
+
+    Args:
+        tensor: the tensor.
+        run: returns a new tensor.
+        backward: the same of gradients. If it is to have a gradient itself, it is made of what autograd knows.
     """
-    if not needs_gradients(tensor):
-        output: torch.Tensor = run(tensor)
-        return output
     return apply_group([tensor], lambda values: [run(values)], lambda gradient: [backward(gradient)])[0]
 
 
@@ -50,6 +54,36 @@ def apply_group(tensors: Sequence[torch.Tensor], run: Run, backward: Run) -> lis
     if not needs_gradients(*tensors):
         return list(run(*tensors))
     return list(_Operation.apply(run, backward, *tensors))
+
+
+def apply_pair(tensor: torch.Tensor, run: Run, transpose: Run) -> torch.Tensor:
+    """Return `run(tensor)`, where each of two linear functions is the gradient of the other, to any order.
+
+    Args:
+        tensor: the tensor.
+        run: returns a new tensor, by what autograd need not know: operations of a communicator.
+        transpose: the same of gradients.
+    """
+    return apply(tensor, run, lambda gradient: apply_pair(gradient, transpose, run))
+
+
+def check_once(what: str) -> None:
+    """Make sure that a gradient is not made to be differentiated; for what computes one that has none itself.
+
+    To be called in `backward`. PyTorch's `once_differentiable` notices only what depends on the gradients that come in,
+    and takes the rest for constants without a word.
+
+    Args:
+        what: has the gradient.
+
+    Raises:
+        UsageError: it was asked for with `create_graph=True`.
+    """
+    if torch.is_grad_enabled():
+        raise UsageError(
+            f"{what}: a gradient was asked for with create_graph=True, and has no gradient itself: a loss that is "
+            "computed from it (a gradient penalty, a Hessian) would train wrongly. Compute it from layers that have one"
+        )
 
 
 class _Operation(torch.autograd.Function):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from unidist_context_parallel.layout.sequence import SequenceLayout, zigzag
-from unidist_tensorflow.gradients import host_node
+from unidist_tensorflow.gradients import differentiable_once, host_node
 from unidist_tensorflow.memory import Array, buffer_of_array, empty_array
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class KerasAxis:
         """Return the tokens of all ranks, in their order, with their mask; `(batch, tokens, ...)`. Collective."""
         layout = self.layout(tokens)
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        @differentiable_once("context")
         def gathered(x: tf.Tensor) -> Any:
             return self._gathered(x, layout), lambda gradient: self._scattered(gradient, layout)
 
@@ -102,7 +102,7 @@ class KerasAxis:
         """
         layout = self.layout(tokens)
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        @differentiable_once("context")
         def exchanged(x: tf.Tensor) -> Any:
             return self._to_heads(x, layout), lambda gradient: self._to_rows(gradient, layout)
 
@@ -113,7 +113,7 @@ class KerasAxis:
         """Return all heads of this rank's tokens, from this rank's heads of all tokens. Differentiable; collective."""
         layout = self.layout(tokens)
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        @differentiable_once("context")
         def exchanged(x: tf.Tensor) -> Any:
             return self._to_rows(x, layout), lambda gradient: self._to_heads(gradient, layout)
 

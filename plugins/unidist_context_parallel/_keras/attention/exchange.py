@@ -15,6 +15,7 @@ from unidist_context_parallel._keras.attention.functions import TensorFlowFuncti
 from unidist_context_parallel._keras.attention.masks import SequenceMask
 from unidist_context_parallel.attention import ring
 from unidist_context_parallel.attention.blocks import BlockAttention
+from unidist_tensorflow.gradients import differentiable_once
 
 _FUNCTIONS = TensorFlowFunctions()
 
@@ -63,7 +64,7 @@ def by_ring(
     def shift(arrays: Sequence[tf.Tensor], rows: int, after: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return axis.shift(arrays, rows, after)
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    @differentiable_once("attention over divided tokens")
     def attend(q: tf.Tensor, k: tf.Tensor, v: tf.Tensor) -> Any:
         output, sums = ring.attend(attention, shift, q, k, v)
 

@@ -14,6 +14,7 @@ import torch
 from unidist_context_parallel._torch.attention.blocks import Backward, Forward, Job
 from unidist_context_parallel._torch.divided.axis import ContextAxis
 from unidist_context_parallel.layout.sequence import SequenceLayout, ring_owners
+from unidist_torch.operations.differentiable import check_once
 
 Way = Literal["ring", "gather", "here"]
 
@@ -78,6 +79,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        check_once("attention over divided tokens")
         q, k, v, output, lse, mask = ctx.saved_tensors
         axis, layout = ctx.axis, ctx.layout
         of_mask = torch.zeros_like(mask) if ctx.needs_input_grad[7] else None

@@ -8,9 +8,8 @@ from __future__ import annotations
 import torch
 
 from unidist.errors import ConfigurationError
-from unidist_context_parallel._torch.divided.axis import ContextAxis
+from unidist_context_parallel._torch.divided.axis import ContextAxis, apply_once
 from unidist_context_parallel.layout.sequence import SequenceLayout
-from unidist_torch.operations.differentiable import apply
 
 
 def check_heads(heads: int, axis: ContextAxis) -> None:
@@ -30,12 +29,12 @@ def to_heads(rows: torch.Tensor, layout: SequenceLayout, axis: ContextAxis) -> t
         layout: of the tokens.
         axis: the ranks.
     """
-    return apply(rows, lambda x: _to_heads(x, layout, axis), lambda gradient: _to_rows(gradient, layout, axis))
+    return apply_once(rows, lambda x: _to_heads(x, layout, axis), lambda gradient: _to_rows(gradient, layout, axis))
 
 
 def to_rows(heads: torch.Tensor, layout: SequenceLayout, axis: ContextAxis) -> torch.Tensor:
     """Return all heads of this rank's tokens, from this rank's heads of all tokens. Differentiable."""
-    return apply(heads, lambda x: _to_rows(x, layout, axis), lambda gradient: _to_heads(gradient, layout, axis))
+    return apply_once(heads, lambda x: _to_rows(x, layout, axis), lambda gradient: _to_heads(gradient, layout, axis))
 
 
 def _to_heads(x: torch.Tensor, layout: SequenceLayout, axis: ContextAxis) -> torch.Tensor:

@@ -9,7 +9,7 @@ Every rank does the same operations in the same order, forward and backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -19,7 +19,7 @@ from unidist.runtime import context
 from unidist_context_parallel.layout.sequence import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
 from unidist_torch.operations.communicators import allreduced
-from unidist_torch.operations.differentiable import apply
+from unidist_torch.operations.differentiable import apply, check_once
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator, Work
@@ -137,11 +137,11 @@ class ContextAxis:
 
     def summed(self, local: torch.Tensor) -> torch.Tensor:
         """Return the sum over all ranks."""
-        return apply(local, self.sum, self.sum)
+        return apply_once(local, self.sum, self.sum)
 
     def gathered(self, local: torch.Tensor, layout: SequenceLayout, dim: int) -> torch.Tensor:
         """Return the rows of all ranks along `dim`, in their order."""
-        return apply(
+        return apply_once(
             local,
             lambda value: self.gather(value, layout, dim),
             lambda gradient: self.scatter_sum(gradient, layout, dim),
@@ -157,6 +157,21 @@ class ContextAxis:
 def current_axis(exchange: str = "ring") -> ContextAxis:
     """Return the axis of this process's runtime."""
     return context.current().owned(ContextAxis).using(exchange)
+
+
+def apply_once(
+    x: torch.Tensor, run: Callable[..., torch.Tensor], transpose: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Return `run(x)`, with `transpose` for its gradient, which has none itself.
+
+    A script that differentiates a gradient has seen that gradient, and here it is this rank's part of N times it.
+    """
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        check_once("context")
+        return transpose(gradient)
+
+    return apply(x, run, backward)
 
 
 def take_rows(whole: torch.Tensor, layout: SequenceLayout, dim: int, rank: int) -> torch.Tensor:

@@ -5,7 +5,6 @@ TensorFlow runs such nodes in program order, which is the same on every rank, in
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import tensorflow as tf
 
 from unidist.mesh import REPLICA_AXES
 from unidist_expert_parallel.layout.owners import AXIS
-from unidist_tensorflow.gradients import host_node
+from unidist_tensorflow.gradients import host_node, pair
 from unidist_tensorflow.memory import Array, buffer_of_array, empty_array
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class ExpertAxis:
             sent: number of rows, int64; as many numbers for each rank, which are added up.
             received: number of rows from the ranks, likewise.
         """
-        return _differentiable(
+        return pair(
             lambda value: self._moved(value, sent, received), lambda gradient: self._moved(gradient, received, sent)
         )(rows)
 
@@ -104,7 +103,7 @@ class ExpertAxis:
 
     def total(self, values: tf.Tensor) -> tf.Tensor:
         """Return the sum over all replicas; the gradient is that of all replicas' losses, which depend on the sum."""
-        return _differentiable(self._summed, self._summed)(values)
+        return pair(self._summed, self._summed)(values)
 
     def _summed(self, values: tf.Tensor) -> tf.Tensor:
         def run(given: Any) -> list[Array]:
@@ -117,25 +116,10 @@ class ExpertAxis:
         return found
 
 
-def _differentiable(
-    forward: Callable[[tf.Tensor], tf.Tensor], backward: Callable[[tf.Tensor], tf.Tensor]
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function whose gradient is another function of the gradient of its result."""
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
-    def function(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return forward(tensor), backward
-
-    def call(tensor: tf.Tensor) -> tf.Tensor:
-        return function(tf.convert_to_tensor(tensor))
-
-    return call
-
-
 def rows_at(rows: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
     """Return the rows at places, some maybe several times, as `tf.gather`; the gradient is a dense tensor."""
 
     def backward(gradient: tf.Tensor) -> tf.Tensor:
         return tf.math.unsorted_segment_sum(gradient, places, tf.shape(rows)[0])
 
-    return _differentiable(lambda value: tf.gather(value, places), backward)(rows)
+    return pair(lambda value: tf.gather(value, places), backward)(rows)

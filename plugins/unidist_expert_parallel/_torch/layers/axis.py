@@ -12,7 +12,7 @@ from unidist.mesh import REPLICA_AXES
 from unidist_expert_parallel.layout.owners import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
 from unidist_torch.operations.communicators import allreduced
-from unidist_torch.operations.differentiable import apply
+from unidist_torch.operations.differentiable import apply_pair
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -81,7 +81,7 @@ class ExpertAxis:
         Returns:
             `(sum(received), width)`.
         """
-        return apply(
+        return apply_pair(
             rows,
             lambda value: self._moved(value, sent, received),
             lambda gradient: self._moved(gradient, received, sent),
@@ -109,7 +109,7 @@ class ExpertAxis:
 
     def total(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over all replicas; the gradient is that of all replicas' losses, which depend on the sum."""
-        return apply(values, self._summed, self._summed)
+        return apply_pair(values, self._summed, self._summed)
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
         return allreduced(self._replicas[_kind(values)], values)

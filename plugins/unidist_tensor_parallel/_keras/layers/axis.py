@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from unidist.communicator import Communicator, ReduceOp
 from unidist_tensor_parallel.layout.cuts import split_counts
-from unidist_tensorflow.gradients.tensors import host_node
+from unidist_tensorflow.gradients import host_node, pair, pair_of_groups
 from unidist_tensorflow.memory import Array, buffer_of_array, empty_array
 
 _NAME = "unidist_tensor_parallel_exchange_which_needs_jit_compile_False"
@@ -43,11 +43,11 @@ class TensorAxis:
 
     def enter(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return a whole tensor as the input of a cut layer: unchanged; its gradients are summed over the ranks."""
-        return _differentiable(tf.identity, self.reduced)(tensor)
+        return pair(tf.identity, self.reduced)(tensor)
 
     def leave(self, tensor: tf.Tensor) -> tf.Tensor:
         """Return the sum of the partial results of all ranks; its gradient goes to every rank unchanged."""
-        return _differentiable(self.reduced, tf.identity)(tensor)
+        return pair(self.reduced, tf.identity)(tensor)
 
     def gather(self, tensor: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         """Return the parts of all ranks side by side along the last dim; each rank gets its part of the gradient.
@@ -56,11 +56,11 @@ class TensorAxis:
             tensor: `(..., counts[rank])` elements.
             counts: of the last dim on each rank.
         """
-        return _differentiable(lambda x: self._concatenated(x, counts), lambda x: self._own(x, counts))(tensor)
+        return pair(lambda x: self._concatenated(x, counts), lambda x: self._own(x, counts))(tensor)
 
     def split(self, tensor: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         """Return this rank's part of a whole tensor along the last dim, the reverse of `gather`."""
-        return _differentiable(lambda x: self._own(x, counts), lambda x: self._concatenated(x, counts))(tensor)
+        return pair(lambda x: self._own(x, counts), lambda x: self._concatenated(x, counts))(tensor)
 
     def reduced(self, tensor: tf.Tensor, op: ReduceOp = ReduceOp.SUM) -> tf.Tensor:
         """Return the sum over all ranks, or another reduction, without a gradient."""
@@ -93,21 +93,6 @@ class TensorAxis:
     def _own(self, tensor: tf.Tensor, counts: Sequence[int]) -> tf.Tensor:
         begin = sum(counts[: self.rank])
         return tensor[..., begin : begin + counts[self.rank]]
-
-
-def _differentiable(
-    forward: Callable[[tf.Tensor], tf.Tensor], backward: Callable[[tf.Tensor], tf.Tensor]
-) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Return a function whose gradient is another function of the gradient of its result."""
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
-    def function(tensor: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return forward(tensor), backward
-
-    def call(tensor: tf.Tensor) -> tf.Tensor:
-        return function(tf.convert_to_tensor(tensor))
-
-    return call
 
 
 class SequenceAxis(TensorAxis):
@@ -146,26 +131,25 @@ class SequenceAxis(TensorAxis):
 
     def _exchange(self, forward: Any, backward: Any, tensor: tf.Tensor) -> tf.Tensor:
         tokens = _Tokens(self._axis, self._tokens)  # of now: another batch may come before the backward pass
-        return _differentiable(partial(forward, tokens), partial(backward, tokens))(tensor)
+        return pair(partial(forward, tokens), partial(backward, tokens))(tensor)
 
     def summed_gradients(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return tensors unchanged; their gradients are summed over the ranks, in one exchange for each dtype."""
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
-        def function(*given: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
-            def backward(*gradients: Any) -> list[tf.Tensor]:
-                found = [tf.convert_to_tensor(each) for each in gradients]
-                for dtype in dict.fromkeys(each.dtype for each in found):
-                    places = [place for place, each in enumerate(found) if each.dtype == dtype]
-                    sizes = [found[place].shape.num_elements() for place in places]
-                    parts = tf.split(self.reduced(tf.concat([tf.reshape(found[i], [-1]) for i in places], 0)), sizes)
-                    for place, part in zip(places, parts, strict=True):
-                        found[place] = tf.reshape(part, found[place].shape)
-                return found
+        def same(*given: tf.Tensor) -> list[tf.Tensor]:
+            return [tf.identity(each) for each in given]
 
-            return [tf.identity(each) for each in given], backward
+        def summed(*gradients: Any) -> list[tf.Tensor]:
+            found = [tf.convert_to_tensor(each) for each in gradients]
+            for dtype in dict.fromkeys(each.dtype for each in found):
+                places = [place for place, each in enumerate(found) if each.dtype == dtype]
+                sizes = [found[place].shape.num_elements() for place in places]
+                parts = tf.split(self.reduced(tf.concat([tf.reshape(found[i], [-1]) for i in places], 0)), sizes)
+                for place, part in zip(places, parts, strict=True):
+                    found[place] = tf.reshape(part, found[place].shape)
+            return found
 
-        return list(function(*map(tf.convert_to_tensor, values))) if values else []
+        return pair_of_groups(same, summed)(values) if values else []
 
 
 class _Tokens:

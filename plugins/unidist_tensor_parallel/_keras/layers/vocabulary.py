@@ -14,6 +14,7 @@ import tensorflow as tf
 from unidist.communicator import ReduceOp
 from unidist_tensor_parallel._keras.layers.axis import TensorAxis
 from unidist_tensor_parallel._keras.layers.cut import Column
+from unidist_tensorflow.gradients import differentiable_once
 
 
 class VocabularyCrossEntropy(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
@@ -94,7 +95,7 @@ def _token_losses(
     )
     is_class = (targets >= 0) & (targets < sum(class_counts))
 
-    @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+    @differentiable_once("the loss over a divided vocabulary")
     def losses_of(given: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         wide = tf.cast(given, tf.float32) if given.dtype.size < 4 else given
         shifted = wide - axis.reduced(tf.reduce_max(wide, -1), ReduceOp.MAX)[:, None]

@@ -18,8 +18,7 @@ from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
 from unidist_torch.operations.communicators import allreduced
-from unidist_torch.operations.differentiable import apply as apply_plain
-from unidist_torch.operations.differentiable import inside, needs_gradients
+from unidist_torch.operations.differentiable import apply_pair, inside, needs_gradients
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -159,9 +158,9 @@ class TensorAxis(RankBound):
         return made
 
 
-def apply(x: torch.Tensor, run: Callable[..., torch.Tensor], backward: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Return `run(x)`, with `backward` for its gradient. Of a sequence that is divided, on this rank's rows."""
-    return inside(x, lambda value: apply_plain(value, run, backward))
+def apply(x: torch.Tensor, run: Callable[..., torch.Tensor], conjugate: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """Return `run(x)`; the gradient of each function is the other. Of a sequence that is divided, on its rows here."""
+    return inside(x, lambda value: apply_pair(value, run, conjugate))
 
 
 class _Entered(NamedTuple):

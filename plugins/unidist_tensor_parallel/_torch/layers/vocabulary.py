@@ -16,6 +16,7 @@ from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.linear import ColumnLinear
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel.layout.cuts import Cut
+from unidist_torch.operations.differentiable import check_once
 
 
 class VocabularyEmbedding(torch.nn.Embedding):
@@ -129,6 +130,7 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        check_once("VocabularyCrossEntropy")
         shares, index, here, counts = ctx.saved_tensors
         result = shares - ctx.smoothing / ctx.total
         result.scatter_add_(1, index, (ctx.smoothing - 1) * here.to(result.dtype)[:, None])

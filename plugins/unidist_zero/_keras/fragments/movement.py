@@ -16,7 +16,7 @@ from unidist.buffer import DType
 from unidist.communicator import Communicator
 from unidist.gradients.buckets import Slot
 from unidist.waits import calling
-from unidist_tensorflow.gradients.tensors import HostFunction, host_node
+from unidist_tensorflow.gradients import HostFunction, differentiable_once, host_node
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
 from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.fragments.variables import Fragment
@@ -86,7 +86,7 @@ class UnitMovement:
         """
         specs = [tf.TensorSpec(each.variable.shape, NUMPY_DTYPES[each.dtype]) for each in self.fragments]
 
-        @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types
+        @differentiable_once("parameters under zero=3")
         def gather(*values: tf.Tensor) -> tuple[Any, Any]:
             outputs = host_node(self._gather, values, [_TOKEN, *specs], name=_GATHER, keeper=self._host_functions)[1:]
 
