@@ -53,9 +53,9 @@ def test_a_case_that_differs_from_the_others_has_its_own_time() -> None:
 
 
 def test_noise_changes_nothing() -> None:
-    times = {"tests/test_a.py::test_x": 1.4, "tests/test_a.py::test_y": 0.4, "tests/test_a.py::test_z": 8.0}
+    times = {"tests/test_a.py::test_x": 1.4, "tests/test_a.py::test_y": 0.2, "tests/test_a.py::test_z": 8.0}
     before = measured(times)
-    noisy = {"tests/test_a.py::test_x": 0.8, "tests/test_a.py::test_y": 0.6, "tests/test_a.py::test_z": 13.0}
+    noisy = {"tests/test_a.py::test_x": 0.8, "tests/test_a.py::test_y": 0.3, "tests/test_a.py::test_z": 13.0}
     after = measured(noisy, before)
     assert list(after.seconds(times).values()) == list(before.seconds(times).values()) == [2, 0, 10]
 

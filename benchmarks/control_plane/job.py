@@ -77,7 +77,7 @@ def run(kind: str, num_workers: int, steady_sec: float, *, state_dir: Path | Non
         if kind == "elastic":
             started = ElasticRun(job, stack, starter_of=lambda host: simulators)
         else:
-            started = RemoteRun(job, hosts, lambda host: simulators, stack)
+            started = RemoteRun(job, hosts, [simulators] * len(hosts), stack)
         found: list[Figures] = []
 
         def act() -> None:
