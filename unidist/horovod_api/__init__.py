@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         check_passes,
     )
     from unidist.horovod_api.compression import Compressor, NoneCompressor
+    from unidist.horovod_api.gather_advice import GatherAdvice
     from unidist.horovod_api.lifecycle import (
         add_process_set,
         ccl_built,
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
     from unidist.horovod_api.scope import Scope, scope_of
 
 __all__ = [
-    "Compressor", "Groups", "NoneCompressor", "Op", "OptimizerArguments", "Position", "Scope", "add_process_set",
+    "Compressor", "GatherAdvice", "Groups", "NoneCompressor", "Op", "OptimizerArguments", "Position", "Scope",
+    "add_process_set",
     "allreduction", "bucket_compressor", "ccl_built", "check_adasum", "check_groups", "check_passes", "checked_op",
     "cross_rank", "cross_size", "data_rank", "data_size", "ddl_built", "gloo_built", "gloo_enabled", "init",
     "is_homogeneous", "is_initialized", "local_rank", "local_size", "mpi_built", "mpi_enabled",
@@ -72,6 +74,7 @@ __getattr__ = lazy_names(
     {
         "arguments": "Groups Position bucket_compressor check_groups check_passes OptimizerArguments",
         "compression": "Compressor NoneCompressor",
+        "gather_advice": "GatherAdvice",
         "lifecycle": (
             "add_process_set ccl_built cross_rank cross_size data_rank data_size ddl_built gloo_built gloo_enabled "
             "init is_homogeneous is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "

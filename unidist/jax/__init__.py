@@ -54,6 +54,7 @@ from unidist_jax.operations import (
     send,
     shutdown,
 )
+from unidist_jax.operations.samples import gather_samples
 from unidist_jax.spmd import spmd
 from unidist_jax.training.data import shard
 from unidist_jax.training.distributed_optimizer import DistributedOptimizer, distribute
@@ -64,7 +65,7 @@ __all__ = [
     "ProcessSet", "Product", "Sum", "TrainStep", "add_process_set", "allgather", "allgather_object", "allreduce",
     "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
     "buffer", "context", "cross_rank", "cross_size", "data_rank", "data_service", "data_size", "device", "distribute",
-    "elastic", "empty", "flush", "global_process_set", "grouped_allgather", "grouped_allreduce",
+    "elastic", "empty", "flush", "gather_samples", "global_process_set", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size",
     "rank", "recv", "reducescatter", "remove_process_set", "report", "role", "save", "seed", "send", "shard",
     "shutdown", "size", "spmd", "start_timeline", "stop_timeline", "translated", "world",

@@ -68,6 +68,7 @@ class Context:
         process_sets: the same over some of the ranks.
         announcements: of updates, for ranks that have joined.
         engine: the engine of the world communicator, and why it was chosen.
+        has_strategies: the script has asked for the plan, which `distribute` and `TrainStep` do.
     """
 
     def __init__(self, placement: Placement, settings: Settings, plugins: PluginManager) -> None:
@@ -82,6 +83,7 @@ class Context:
         self._closing = ExitStack()
         self._owned: dict[Any, Any] = {}
         self._told_data_size: int | None = None
+        self.has_strategies = False
         self.elastic_data: Any = None
         """The redistributable data that was iterated over last, see `unidist.elastic.step_training.Redistributable`."""
         self.recorder = Recorder()
@@ -183,6 +185,7 @@ class Context:
         A script that was launched without strategies may choose the mesh, once and before a communicator along an axis
         is used; it is the runtime's from then on.
         """
+        self.has_strategies = True
         if strategy is None:
             return self.plan
         registry = self.plugins.strategies

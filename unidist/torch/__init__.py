@@ -83,6 +83,7 @@ from unidist_torch.operations.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
+from unidist_torch.operations.samples import gather_samples
 from unidist_torch.optimizer.clipping import clip_grad_norm_, clip_grad_value_
 from unidist_torch.training.data import shard
 from unidist_torch.training.distributed_optimizer import DistributedOptimizer, distribute
@@ -95,12 +96,12 @@ __all__ = [
     "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
     "broadcast_optimizer_state", "broadcast_parameters", "buffer", "ccl_built", "clip_grad_norm_", "clip_grad_value_",
     "compression", "context", "cross_rank", "cross_size", "cuda_built", "data_rank", "data_service", "data_size",
-    "ddl_built", "device", "distribute", "elastic", "empty", "functions", "global_process_set", "gloo_built",
-    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
-    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
-    "init", "is_homogeneous", "is_initialized", "join", "load", "load_pretrained", "local_rank", "local_size",
-    "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "optimizer", "poll", "rank", "recv",
-    "reducescatter", "reducescatter_async", "remove_process_set", "report", "rocm_built", "role", "save",
-    "save_pretrained", "seed", "send", "shard", "shutdown", "size", "sparse_allreduce_async", "start_timeline",
-    "stop_timeline", "sync_batch_norm", "synchronize", "world",
+    "ddl_built", "device", "distribute", "elastic", "empty", "functions", "gather_samples", "global_process_set",
+    "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce",
+    "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
+    "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "load", "load_pretrained",
+    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built",
+    "optimizer", "poll", "rank", "recv", "reducescatter", "reducescatter_async", "remove_process_set", "report",
+    "rocm_built", "role", "save", "save_pretrained", "seed", "send", "shard", "shutdown", "size",
+    "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm", "synchronize", "world",
 ]  # fmt: skip

@@ -34,12 +34,13 @@ from unidist_jax.keras.sync_batch_norm import SyncBatchNormalization
 from unidist_jax.keras.train_step import TrainStep
 from unidist_jax.keras.training import DistributedOptimizer, PartialDistributedOptimizer, distribute
 from unidist_jax.operations import Adasum, Average, Compression, Sum, shutdown
+from unidist_jax.operations.samples import gather_samples
 
 __all__ = [
     "Adasum", "Average", "BackupAndRestore", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
     "CommitStateCallback", "Compression", "DistributedOptimizer", "KerasState", "LearningRateScheduleCallback",
     "LearningRateWarmupCallback", "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum",
     "SyncBatchNormalization", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "allgather",
-    "allreduce", "broadcast", "cuda_built", "device", "distribute", "load", "load_model", "nccl_built",
-    "reducescatter", "rocm_built", "run", "save", "seed", "shard", "shutdown",
+    "allreduce", "broadcast", "cuda_built", "device", "distribute", "gather_samples", "load", "load_model",
+    "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed", "shard", "shutdown",
 ]  # fmt: skip

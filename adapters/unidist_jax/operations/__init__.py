@@ -44,10 +44,11 @@ from unidist_jax.operations.reductions import (
     grouped_reducescatter,
     reducescatter,
 )
+from unidist_jax.operations.samples import gather_samples
 
 __all__ = [
     "Adasum", "Average", "Compression", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_object",
     "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state",
-    "broadcast_parameters", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join", "recv",
-    "reducescatter", "send", "shutdown",
+    "broadcast_parameters", "gather_samples", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join",
+    "recv", "reducescatter", "send", "shutdown",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unidist.errors import OperationError
+from unidist.horovod_api.gather_advice import GatherAdvice
 from unidist.horovod_api.reduce_ops import Op
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
@@ -49,6 +50,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
     operation = AllGather(name_of("allgather", name, leaves, process_set), process_set)
 
     def backward(gradients: list[Any]) -> Leaves:
+        context.current().owned(GatherAdvice).give()
         reduced = call(AllReduce(f"{operation.name}.grad", process_set, Op.Average, 1.0, 1.0), gradients)
         floating = [place for place, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         own = own_place(process_set)

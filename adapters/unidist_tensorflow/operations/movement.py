@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from unidist.errors import OperationError
+from unidist.horovod_api.gather_advice import GatherAdvice
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
@@ -79,6 +80,7 @@ def allgather_together(
         )
 
     def backward(gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        context.current().owned(GatherAdvice).give()
         reduced = grouped_allreduce(gradients, op=Average, process_set=process_set, ignore_name_scope=ignore_name_scope)
         counts = tf.stack([tf.shape(tensor)[0] if tensor.shape.rank else 1 for tensor in tensors])
         everywhere = allgather(counts[tf.newaxis], None, ignore_name_scope, process_set)  # (size, len(tensors))

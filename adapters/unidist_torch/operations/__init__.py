@@ -54,12 +54,13 @@ from unidist_torch.operations.reductions import (
     reducescatter,
     reducescatter_async,
 )
+from unidist_torch.operations.samples import gather_samples
 
 __all__ = [
     "Adasum", "Average", "Compression", "GroupHandle", "Handle", "Max", "Min", "Op", "Product", "Sum", "allgather",
-    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_",
-    "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_",
-    "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "communicators", "differentiable",
+    "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
+    "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
+    "broadcast_optimizer_state", "broadcast_parameters", "communicators", "differentiable", "gather_samples",
     "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "join", "poll", "recv", "reducescatter", "reducescatter_async", "send", "sparse_allreduce_async", "synchronize",

@@ -9,6 +9,7 @@ import torch
 
 from unidist.buffer import Buffer
 from unidist.errors import OperationError
+from unidist.horovod_api.gather_advice import GatherAdvice
 from unidist.horovod_api.reduce_ops import Op, checked_op
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import OperationKind, Request
@@ -40,6 +41,7 @@ def allgather(
         return _allgather(values, name, process_set, background=False).wait()
 
     def backward(gradient: torch.Tensor) -> torch.Tensor:
+        context.current().owned(GatherAdvice).give()
         return _own_rows(allreduce(gradient, op=Average, process_set=process_set), tensor, process_set)
 
     return differentiable.apply(tensor, run, backward)
@@ -61,6 +63,7 @@ def grouped_allgather(
         return grouped_allgather_async(values, name, process_set).wait()
 
     def backward(*gradients: torch.Tensor) -> list[torch.Tensor]:
+        context.current().owned(GatherAdvice).give()
         reduced = grouped_allreduce(gradients, op=Average, process_set=process_set)
         return [_own_rows(each, tensor, process_set) for each, tensor in zip(reduced, tensors, strict=True)]
 

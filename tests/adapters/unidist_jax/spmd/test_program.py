@@ -62,6 +62,22 @@ def test_every_operation_on_every_dtype(spmd_pools: dict[int, PartPools], size: 
     spmd_pools[size].get(size).run(on_rank)
 
 
+def test_samples_are_gathered_with_the_gradient_of_one_process(two_of_xla: PartOfPool) -> None:
+    def on_rank() -> None:
+        def loss(rows: Any) -> Any:
+            return jnp.tanh(rows @ rows.T).mean()
+
+        with runtime():
+            rank, size = ud.rank(), ud.size()
+            whole = np.linspace(-1.0, 1.0, 16).reshape(8, 2)
+            own = slice(4 * rank, 4 * rank + 4)
+            found = ud.spmd(jax.grad(lambda rows: loss(ud.gather_samples(rows))))(whole[own])
+            # Each rank has computed the loss of all, and ranks' gradients are averaged.
+            np.testing.assert_allclose(found, size * jax.grad(loss)(whole)[own], rtol=1e-12)
+
+    two_of_xla.run(on_rank)
+
+
 def test_every_reduction_with_factors_on_arrays_of_every_shape(two_of_xla: PartOfPool) -> None:
     def on_rank() -> None:
         with runtime():
