@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from unidist.buffer import Buffer, DType
@@ -34,12 +35,37 @@ class MeanLoss:
         """Return the mean of the values of all ranks that have not joined, equal on every rank of the axis."""
         if self._size == 1:
             return value
-        buffer = Buffer.allocate(2, DType.FLOAT64)
+        total, count = self._sums(value, 1.0)
+        return total / count
+
+    def over_samples(self, value: float, samples: int) -> tuple[float, float]:
+        """Return the mean over the samples of all ranks, and the factor with which a mean over the ranks is that.
+
+        Ranks that have joined have no samples; a mean over the ranks counts them, as averages of gradients do.
+
+        Args:
+            value: the mean over this rank's samples.
+            samples: their number. If no rank has any, the ranks count equally.
+        """
+        if self._size == 1:
+            return value, 1.0
+        weighted, total, plain, count = self._sums(value * samples, float(samples), value, 1.0)
+        if not total:
+            return plain / count, 1.0
+        return weighted / total, samples * self._size / total
+
+    def of_all(self, value: float) -> float:
+        """Return the sum of the values divided by the number of all ranks, also of those that have joined."""
+        return self._sums(value)[0] / self._size if self._size > 1 else value
+
+    def _sums(self, *values: float) -> Sequence[float]:
+        buffer = Buffer.allocate(len(values), DType.FLOAT64)
         numbers = buffer.bytes().cast("d")
-        numbers[0], numbers[1] = value, 1.0
+        for place, value in enumerate(values):
+            numbers[place] = value
         if self._axis is not None:
             self._axis.allreduce(buffer, buffer).wait()
         else:
-            request = Request(_NAME, OperationKind.ALLREDUCE, buffer, buffer, (2,), ReduceOp.SUM)
+            request = Request(_NAME, OperationKind.ALLREDUCE, buffer, buffer, (len(values),), ReduceOp.SUM)
             self._context.operations().submit(request).wait()
-        return numbers[0] / numbers[1]
+        return list(numbers)

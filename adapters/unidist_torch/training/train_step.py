@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,7 +90,9 @@ class TrainStep:
         self.optimizer: Any = optimizer
         self._make_runner = lambda loss: make(self.model, loss, optimizer)
         self._loss_fn = loss_fn
-        self._runner_of = OfContext[StepRunner](lambda: self._make_runner(loss_fn))
+        self._runs_in_parts = runs is not None
+        self._weight: SampleWeight | None = None
+        self._runner_of = OfContext[StepRunner](lambda: self._make_runner(self._weighted_loss))
         self._mean_loss_of = OfContext(lambda: MeanLoss(context.current()))
         if self._divided is None:  # else they belong to ranks that this one may not have joined yet
             self._runner_of()
@@ -115,8 +118,9 @@ class TrainStep:
             targets: likewise, for the loss function.
 
         Returns:
-            The mean loss over the batches of all ranks, a detached scalar, equal on every rank. If ranks step alone
-            (parameter_server=async), that of this rank's batch.
+            The mean loss over the samples of all ranks, a detached scalar, equal on every rank. If ranks step alone
+            (parameter_server=async), that of this rank's batch. Where ranks have different numbers of samples (the
+            first dim of the targets), losses and gradients weigh as much as there are samples.
 
             A step of an elastic job that was broken off, and a rank's first one where the others are further, return
             that of the last step that counts (NaN: there was none).
@@ -140,10 +144,10 @@ class TrainStep:
             return self._like_parameters(told)
         runner = self._runner_of()
         before_step(self.model, runner, self._loss_fn, inputs, targets)
-        loss = runner.run(inputs, targets)
+        alone = self._plan.the(GradientOwner).steps_alone
+        mean = runner.run(inputs, targets) if alone else self._of_all_samples(runner.run, inputs, targets)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        mean = self._mean_of_step(loss)
         context.current().progress.report({"loss": mean}, num_samples(inputs))
         return mean
 
@@ -158,18 +162,26 @@ class TrainStep:
             owner.pull()
         if self._training is not None:
             return self._like_parameters(float(self._runner_of().evaluate(inputs, targets)))
-        return self._mean(self._runner_of().evaluate(inputs, targets))
+        return self._of_all_samples(self._runner_of().evaluate, inputs, targets)
 
     @calling("train_step.predict()")
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for these inputs in evaluation mode, on every rank along the model's axes."""
         return self._runner_of().predict(inputs)
 
-    def _mean_of_step(self, loss: torch.Tensor) -> torch.Tensor:
-        return loss if self._plan.the(GradientOwner).steps_alone else self._mean(loss)
+    def _of_all_samples(self, run: Callable[[Any, Any], torch.Tensor], inputs: Any, targets: Any) -> torch.Tensor:
+        """Return the mean loss over the samples of all ranks of what is run on this one's."""
+        samples = num_samples(targets) or num_samples(inputs)
+        self._weight = SampleWeight(self._mean_loss_of(), samples, in_parts=self._runs_in_parts)
+        try:
+            loss = run(inputs, targets)
+            return torch.tensor(self._weight.mean(loss), dtype=loss.dtype, device=loss.device)
+        finally:
+            self._weight = None
 
-    def _mean(self, loss: torch.Tensor) -> torch.Tensor:
-        return torch.tensor(self._mean_loss_of()(float(loss)), dtype=loss.dtype, device=loss.device)
+    def _weighted_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+        loss = self._loss_fn(outputs, targets)
+        return loss if self._weight is None else self._weight.weighted(loss)
 
     # Elastic training
 
@@ -192,3 +204,31 @@ class TrainStep:
     def _like_parameters(self, loss: float) -> torch.Tensor:
         parameter = next(self.model.parameters(), torch.empty(0))  # a stage of a pipeline may have none
         return torch.tensor(loss, dtype=parameter.dtype, device=parameter.device)
+
+
+class SampleWeight:
+    """Lets the loss of a rank weigh as much in the mean over the ranks as the rank has samples. Collective.
+
+    Where the loss of a step is computed at once, one exchange between the passes tells its weight and the mean. Where
+    it is computed in parts (a pipeline), the weight has to be known before.
+
+    Args:
+        means: over the ranks.
+        samples: of this rank.
+        in_parts: the loss is computed in parts.
+    """
+
+    def __init__(self, means: MeanLoss, samples: int, *, in_parts: bool) -> None:
+        self._means, self._samples = means, samples
+        self._factor = means.over_samples(0.0, samples)[1] if in_parts else None
+        self._mean: float | None = None
+
+    def weighted(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss, or a part of it, times this rank's weight."""
+        if self._factor is None:
+            self._mean, self._factor = self._means.over_samples(float(loss.detach()), self._samples)
+        return loss if self._factor == 1.0 else self._factor * loss
+
+    def mean(self, loss: torch.Tensor) -> float:
+        """Return the mean over the samples of all ranks, of this rank's weighted loss."""
+        return self._means.of_all(float(loss)) if self._mean is None else self._mean

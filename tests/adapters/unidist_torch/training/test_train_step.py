@@ -63,6 +63,47 @@ def test_losses_and_parameters_are_those_of_one_process(pool: Pool, strategy: st
         torch.testing.assert_close(outputs, reference(data()[0][0]).detach(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("strategy", ["data", "zero=2", "clip_norm=0.05", "pipeline=2"])
+def test_shares_of_different_sizes_weigh_as_much_as_they_have_samples(pool: Pool, strategy: str) -> None:
+    ranks = 4 if strategy.startswith("pipeline") else 2
+
+    def on_rank() -> tuple[list[float], list[float], list[Any]]:
+        with runtime():
+            model = network()
+            step = ud.TrainStep(model, adam(model.parameters()), nn.functional.cross_entropy, strategy)
+            own = slice(0, 1) if ud.data_rank() == 0 else slice(1, BATCH)
+            batches = list(zip(*data(), strict=True))
+            losses = [float(step(x[own], y[own])) for x, y in batches]
+            evaluated = float(step.evaluate(*(each[own] for each in batches[0])))
+            return losses, [evaluated], values(model) if ranks == 2 else []
+
+    def clip(model: nn.Module) -> None:
+        if strategy.startswith("clip"):
+            nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+    wanted = alone(adam, before_step=clip)
+    for losses, _, found in pool(ranks).run(on_rank):
+        if not strategy.startswith("clip"):
+            torch.testing.assert_close(losses, losses_alone(), rtol=1e-12, atol=1e-12)
+        if found:
+            assert_close(found, wanted)
+
+
+def test_a_rest_that_some_ranks_have_is_a_mean_over_its_samples(pool: Pool) -> None:
+    def on_rank() -> list[Any]:
+        with runtime():
+            model = network()
+            step = ud.TrainStep(model, adam(model.parameters()), nn.functional.cross_entropy)
+            for number, (x, y) in enumerate(zip(*data(), strict=True)):
+                whole = number + 1 < len(data()[0])
+                if whole or ud.rank() == 0:
+                    step(*((share(each, ud.rank(), 2) if whole else each) for each in (x, y)))
+            ud.join()
+            return values(model)
+
+    assert_close(pool(2).run(on_rank)[0], alone(adam))
+
+
 def test_accumulated_calls_make_one_update(pool: Pool) -> None:
     def on_rank() -> list[Any]:
         with runtime():
