@@ -67,10 +67,10 @@ class Unit:
             for bucket in self.buckets:
                 bucket.finish_gather()
 
-    def release(self) -> None:
-        """Free the memory."""
+    def release(self, *, spares_views: bool = False) -> None:
+        """Free the memory; see `GatheredBucket.release`."""
         for bucket in self.buckets:
-            bucket.release()
+            bucket.release(spares_views=spares_views)
 
 
 class Units:
@@ -103,11 +103,11 @@ class Units:
         for unit in self.units:
             unit.gather()
 
-    def release(self) -> None:
-        """Free everything but the shards."""
+    def release(self, *, spares_views: bool = False) -> None:
+        """Free everything but the shards; see `GatheredBucket.release`."""
         for unit in self.units:
             unit.stays = False
-            unit.release()
+            unit.release(spares_views=spares_views)
         self._called = []
         self._derived_again = False
 

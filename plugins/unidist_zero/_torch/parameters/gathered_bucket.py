@@ -173,13 +173,18 @@ class GatheredBucket:
             self._own.copy_(self._own_place())
             self.state = BucketState.GATHERED
 
-    def release(self) -> None:
-        """Free the flat memory; the shard stays."""
+    def release(self, *, spares_views: bool = False) -> None:
+        """Free the flat memory; the shard stays.
+
+        Args:
+            spares_views: leave the memory to tensors of the script that are views of it, if there are any. False: what
+                autograd has saved for the backward pass gets its values back when the bucket is gathered again.
+        """
         if self._work is not None:  # fetched ahead, and not used
             self.finish_gather()
         self.update_shard()
         if self.state is BucketState.GATHERED:
-            self._vanish(BucketState.ABSENT)
+            self._vanish(BucketState.ABSENT, spares_views=spares_views)
 
     def abandon(self) -> None:
         """Let go of the flat memory, without waiting for a gather in flight, whose peers are gone.
@@ -190,7 +195,7 @@ class GatheredBucket:
         in_flight, self._work, self._failed = self._work or self._failed, None, None
         if in_flight is not None:
             self._replace_flat()
-        self._vanish(BucketState.LOST)
+        self._vanish(BucketState.LOST, spares_views=True)
 
     def mark_restored(self) -> None:
         """Note that the shard has its values again."""
@@ -208,10 +213,10 @@ class GatheredBucket:
         if parameter.data_ptr() == view.data_ptr():
             parameter.data = view.clone()
 
-    def _vanish(self, state: BucketState) -> None:
+    def _vanish(self, state: BucketState, *, spares_views: bool = False) -> None:
         for parameter, _, nothing in self._places.values():
             parameter.data = nothing
-        self._let_go()
+        self._let_go(spares_views=spares_views)
         self.state = state
 
     def _own_place(self) -> torch.Tensor:
@@ -219,11 +224,16 @@ class GatheredBucket:
         begin = self.cut.begin(self.shard_group.communicator.rank)
         return self._flat[begin : begin + self._own.numel()]
 
-    def _let_go(self) -> None:
-        """Free the flat memory; if a numpy array refers to it, leave it to that and use other memory from now on."""
-        if not self._storage.resizable():
+    def _let_go(self, *, spares_views: bool) -> None:
+        """Free the flat memory. If it is to be left to a numpy array or a view, use other memory from now on."""
+        if not self._storage.resizable() or (spares_views and self._has_views()):
             self._replace_flat()
         self._storage.resize_(0)
+
+    def _has_views(self) -> bool:
+        """Say whether tensors other than those of this object refer to the flat memory."""
+        own = 2 + len(self._places)  # the flat tensor, the storage, and a view for each parameter
+        return torch._C._storage_Use_Count(self._storage._cdata) > own
 
     def _replace_flat(self) -> None:
         """Use other flat memory from now on; the old one stays for as long as something refers to it."""

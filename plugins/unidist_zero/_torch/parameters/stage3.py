@@ -199,7 +199,7 @@ class ShardedModel(HasKeptState, HoldsParameters, GathersParameters):
             yield
         finally:
             self.units.paused = False
-            self.units.release()
+            self.units.release(spares_views=True)
 
     @override
     def kept_state(self) -> KeepsState:
