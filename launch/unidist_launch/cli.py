@@ -12,6 +12,7 @@ import click
 
 from unidist._version import __version__
 from unidist.errors import ConfigurationError, UnidistError, unknown_choice
+from unidist.jobs import run_program
 from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
@@ -82,9 +83,13 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 2 for a command that cannot work, else what the command says."""
+    run_program(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> object:
     _show_warnings()
     try:
-        code = cli.main(args=arguments, prog_name="unidist", standalone_mode=False)
+        return cli.main(args=arguments, prog_name="unidist", standalone_mode=False)
     except click.ClickException as exc:
         if isinstance(exc, _ONLY_HELP):
             print(exc.format_message(), file=sys.stderr)
@@ -95,7 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(exc))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(_EXIT_INTERRUPTED)
-    sys.exit(code)
 
 
 def horovodrun() -> None:

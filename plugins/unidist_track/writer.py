@@ -11,6 +11,7 @@ import signal
 import sys
 from typing import IO
 
+from unidist.jobs import run_program
 from unidist.registry import load_object
 from unidist_track.tracker import TrackedJob
 
@@ -32,10 +33,15 @@ def record(path: str, lines: IO[str]) -> None:
         tracker.close(exit_code)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Record until the input ends; exits with one line on standard error when the tracker fails."""
     # The launcher's end is the end of the input; a Ctrl-C that reaches the whole terminal must not cut the record.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         record(sys.argv[1], sys.stdin)
     except Exception as exc:
         sys.exit(f"{type(exc).__name__}: {exc}")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -25,14 +25,15 @@ if TYPE_CHECKING:
         sealed_secret,
         watch_exit,
     )
+    from unidist.jobs.program import open_standard_streams, run_program
     from unidist.jobs.side_processes import SideProcesses
     from unidist.jobs.spill_file import SpillFolder
     from unidist.jobs.watchdog import ProcessWatchdog
 
 __all__ = [
     "ClusterRank", "HostShare", "LocalProcesses", "ProcessWatchdog", "SideProcesses", "SpillFolder", "describe_exit",
-    "free_port", "free_ports", "interface_address", "parent_death_signal", "preflight", "rank_order", "sealed_secret",
-    "sweep", "tf_config", "watch_exit",
+    "free_port", "free_ports", "interface_address", "open_standard_streams", "parent_death_signal", "preflight",
+    "rank_order", "run_program", "sealed_secret", "sweep", "tf_config", "watch_exit",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -44,6 +45,7 @@ __getattr__ = lazy_names(
         "processes": (
             "HostShare LocalProcesses describe_exit free_port free_ports parent_death_signal sealed_secret watch_exit"
         ),
+        "program": "open_standard_streams run_program",
         "side_processes": "SideProcesses",
         "spill_file": "SpillFolder",
         "watchdog": "ProcessWatchdog",

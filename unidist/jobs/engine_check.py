@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 from unidist.engine import Engine
 from unidist.errors import ConfigurationError, UnidistError
+from unidist.jobs.program import run_program
 from unidist.topology import Topology
 
 _ANSWER_SEC = 120.0
@@ -76,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 
 from unidist.errors import ConfigurationError
 from unidist.horovod_imports import AS_HOROVOD, with_path_entry
+from unidist.jobs.program import open_standard_streams
 from unidist.jobs.tf_config import TF_CONFIG, is_ours
 from unidist.jobs.watchdog import ProcessWatchdog
 from unidist.settings.environment import ROLE_VARIABLE
@@ -92,6 +93,7 @@ class LocalProcesses:
         self._places = share.places
         self._of_each = share.of_each or ({},) * num_proc
         self.processes: list[subprocess.Popen[bytes]] = []
+        open_standard_streams()  # otherwise ranks that inherit them find descriptors of ours there
         self._before_exec = parent_death_signal() if die_with_thread else None
         self._told: list[RankProcess] = []
         self._num_initialized = 0

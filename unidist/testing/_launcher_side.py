@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from unidist.errors import ConfigurationError
+from unidist.jobs import run_program
 from unidist.launcher import ElasticLimits, Host, Job, Launcher, RemoteShell, SideProcess
 from unidist.registry import load_object
 
@@ -46,4 +47,4 @@ def main(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    run_program(lambda: main(sys.argv[1]))

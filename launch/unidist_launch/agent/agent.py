@@ -20,7 +20,7 @@ from unidist.control.client import connect
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.wire import WireError
 from unidist.errors import ConfigurationError, UnidistError
-from unidist.jobs.network import interface_address
+from unidist.jobs import interface_address, run_program
 from unidist_launch.agent.order import ORDER_VARIABLE, AgentOrder
 from unidist_launch.agent.ranks import AgentRanks
 from unidist_launch.agent.workers import AgentWorkers
@@ -136,4 +136,4 @@ def routed_address(launcher: str, port: int) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from unidist.control.elastic import present
+from unidist.jobs import run_program
 from unidist.jobs.pool import Record, answer_of, is_error
 
 CALL_FILE = "call"
@@ -54,4 +55,4 @@ def records(folder: Path) -> list[Record]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

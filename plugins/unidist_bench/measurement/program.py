@@ -21,6 +21,7 @@ import unidist
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.errors import ConfigurationError, PeerLostError
+from unidist.jobs import run_program
 from unidist.negotiation import gather_objects
 from unidist.runtime import Context, context
 from unidist_bench.collectives import TRAITS, Collective
@@ -266,4 +267,4 @@ class _Measurement:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the launcher says that it was interrupted; tracebacks add nothing
-    main()
+    run_program(main)

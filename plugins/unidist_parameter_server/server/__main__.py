@@ -11,6 +11,7 @@ from datetime import timedelta
 
 from unidist.control import KeyValues, job_values
 from unidist.errors import UnidistError
+from unidist.jobs import run_program
 from unidist.settings import job_secret
 from unidist_parameter_server.server.serving import ParameterServerProcess
 from unidist_parameter_server.wire import address_from, address_value, claim_key, failure_value, server_key
@@ -57,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -138,3 +139,21 @@ def test_the_docs_name_every_command_and_every_option() -> None:
         options = [opt for item in shown for opt in (*item.opts, *item.secondary_opts)]
         missing += [item for item in (f"unidist {name}", *options) if item not in text]
     assert missing == []
+
+
+@pytest.mark.parallel
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&- 1>&- 2>&-"])
+def test_a_job_ends_whichever_streams_of_the_launcher_are_closed(closed: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint('out')\nprint('error', file=sys.stderr)\nsys.stdin.read()\n")
+    line = [sys.executable, "-m", "unidist_launch", "launch", "-np", "2", str(script)]
+    done = subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", *line], timeout=60, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parallel
+def test_the_launcher_keeps_its_exit_code_under_pythoninspect(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "unidist_launch", "launch", "-np", "1", "true"]
+    environment = {**os.environ, "PYTHONINSPECT": "1"}
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
