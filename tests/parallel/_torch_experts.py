@@ -229,7 +229,7 @@ def _error(case: Case, parameters: Parameters, losses: list[float]) -> float:
 
     def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         found = criterion(outputs, targets) if targets.numel() else outputs.sum()
-        if case.uneven:  # the mean over ranks shall be the mean over samples
+        if case.uneven and not case.step:  # a loop weighs the ranks by their samples itself
             found = found * (len(targets) * size / ROWS)
         return found + losses_of(model)
 

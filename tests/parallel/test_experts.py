@@ -40,6 +40,9 @@ CASES = {
         Case("plain", strategy="expert=2,zero=2,accumulate=2", passes=2),
         Case("losses", strategy="expert=2,activations=recompute"),
         Case("switch", engine="gloo"),
+        *(Case(layer, strategy="data") for layer in ("losses", "limited", "switch")),
+        Case("losses", strategy="zero=1"),
+        Case("switch", strategy="zero=3"),
     ],
     4: [
         Case("losses", strategy="expert=2"),
@@ -51,6 +54,7 @@ CASES = {
         Case("plain", strategy="expert=2,zero=1:shard=2"),
         Case("plain", strategy="expert=2,clip_norm=0.3,accumulate=2", passes=2, step=True),
         Case("losses", strategy="expert=2,tensor=2"),
+        Case("losses", strategy="tensor=2"),
         Case("modules", strategy="expert=2,tensor=2,clip_norm=0.3"),
         Case("plain", strategy="expert=2,pipeline=2:microbatches=2", step=True),
         Case("modules", clips=True, strategy="expert=2"),

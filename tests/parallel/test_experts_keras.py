@@ -24,6 +24,8 @@ CASES = {
         Case("after", "expert=2,clip_norm=0.3"),
         Case("losses", "expert=2,accumulate=2", passes=2),
         Case("one", loop=True, uneven=True),
+        Case("losses", "data"),
+        Case("limited", "zero=1"),
     ],
     4: [
         Case("losses", "expert=4"),

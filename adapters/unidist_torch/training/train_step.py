@@ -187,7 +187,9 @@ class TrainStep:
 
     def _make_training(self, membership: Member | None, data: Redistributable, policy: Policy) -> StepTraining:
         passes = passes_of_step(self._plan, keeps_division=True)
-        together = has_sharded_parameters(self.model)
+        together = has_sharded_parameters(self.model) or any(
+            getattr(module, "unidist_runs_together", False) for module in self.model.modules()
+        )
         self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
         return StepTraining(
             membership,

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from unidist_expert_parallel._keras.layers.axis import ExpertAxis
+from unidist_expert_parallel._keras.layers.axis import ExpertAxis, replicas_in_training
 from unidist_expert_parallel._keras.layers.dispatch import dispatch
 from unidist_expert_parallel._keras.layers.router import choose, router_losses, within_capacity
 from unidist_expert_parallel.layout.arguments import check_arguments
@@ -108,12 +108,14 @@ class MixtureOfExperts(keras.layers.Layer):  # type: ignore[misc]  # Keras has n
         counts = tf.reduce_sum(hot, 0)  # (k, experts)
         has_losses = self.has_losses and training
         if has_losses or self.capacity_factor is not None:
-            everyone = counts[tf.newaxis] if axis is None else axis.gathered_counts(counts)
+            replicas = axis or replicas_in_training()
+            everyone = counts[tf.newaxis] if replicas is None else replicas.gathered_counts(counts)
             if has_losses:
-                balance, z = router_losses(scores, probabilities, everyone, axis)
+                balance, z = router_losses(scores, probabilities, everyone, replicas)
                 self.add_loss(self.balance_coefficient * balance + self.z_coefficient * z)
             if self.capacity_factor is not None:
-                kept = within_capacity(hot, everyone, 0 if axis is None else axis.replica, self._limit(everyone))
+                replica = 0 if replicas is None else replicas.replica
+                kept = within_capacity(hot, everyone, replica, self._limit(everyone))
                 index = tf.where(kept, index, self.num_experts)
                 counts = tf.reduce_sum(hot * tf.cast(kept, tf.int64)[:, :, tf.newaxis], 0)
         found = dispatch(tokens, index, tf.reduce_sum(counts, 0), self._compute, axis)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from unidist_expert_parallel._keras.layers.axis import ExpertAxis
+from unidist_expert_parallel._keras.layers.axis import Replicas
 
 
 def choose(scores: tf.Tensor, top_k: int, *, softmax: str, normalize: bool) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -43,15 +43,15 @@ def within_capacity(hot: tf.Tensor, everyone: tf.Tensor, replica: int, limit: tf
 
 
 def router_losses(
-    scores: tf.Tensor, probabilities: tf.Tensor, everyone: tf.Tensor, axis: ExpertAxis | None
+    scores: tf.Tensor, probabilities: tf.Tensor, everyone: tf.Tensor, replicas: Replicas | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Return balance loss and z-loss of all ranks' tokens; see `unidist_expert_parallel.torch`. Collective."""
     assigned = tf.reduce_sum(everyone, [0, 1])
     num_tokens = tf.cast(tf.maximum(tf.reduce_sum(everyone[:, 0]), 1), scores.dtype)
     squares = tf.reduce_sum(tf.square(tf.reduce_logsumexp(scores, -1)))
     sums = tf.concat([tf.reduce_sum(probabilities, 0), squares[tf.newaxis]], 0)
-    if axis is not None:
-        sums = axis.total(sums)
+    if replicas is not None:
+        sums = replicas.total(sums)
     means = sums / num_tokens
     fractions = tf.cast(assigned, scores.dtype) / tf.cast(tf.maximum(tf.reduce_sum(assigned), 1), scores.dtype)
     return assigned.shape[0] * tf.reduce_sum(fractions * means[:-1]), means[-1]

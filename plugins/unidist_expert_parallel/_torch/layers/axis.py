@@ -9,8 +9,10 @@ import torch
 
 from unidist.errors import UsageError
 from unidist.mesh import REPLICA_AXES
+from unidist.runtime import context
 from unidist_expert_parallel.layout.owners import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
+from unidist_torch.operations import Sum, allreduce
 from unidist_torch.operations.communicators import allreduced
 from unidist_torch.operations.differentiable import apply_pair
 
@@ -113,6 +115,57 @@ class ExpertAxis:
 
     def _summed(self, values: torch.Tensor) -> torch.Tensor:
         return allreduced(self._replicas[_kind(values)], values)
+
+
+class Replicas:
+    """The replicas of a model whose experts are whole on every rank, for the statistics of its routers.
+
+    Ranks that have joined take part with nothing, where all ranks are replicas. A runtime has one, see `owned`.
+
+    Args:
+        context: the runtime.
+
+    Attributes:
+        replica: of this rank among all that train on different tokens.
+        num_replicas: number of those.
+    """
+
+    def __init__(self, context: RuntimeAPI) -> None:
+        self.replica, self.num_replicas = context.axis_rank(REPLICA_AXES), context.axis_size(REPLICA_AXES)
+        self._context = context
+        self._spans_world = self.num_replicas == context.topology.world_size
+        self._communicators: dict[str, Communicator] = {}
+
+    def gathered_counts(self, counts: torch.Tensor) -> torch.Tensor:
+        """See `ExpertAxis.gathered_counts`."""
+        table = counts.new_zeros((self.num_replicas, *counts.shape))
+        table[self.replica] = counts
+        return self._summed(table)
+
+    def total(self, values: torch.Tensor) -> torch.Tensor:
+        """See `ExpertAxis.total`."""
+        return apply_pair(values, self._summed, self._summed)
+
+    def close(self) -> None:
+        """See `unidist.runtime_api.Owned`: the runtime closes the communicators."""
+
+    def _summed(self, values: torch.Tensor) -> torch.Tensor:
+        if self._spans_world:
+            return allreduce(values, op=Sum, name=f"statistics of routers {tuple(values.shape)}")
+        kind = _kind(values)
+        if kind not in self._communicators:
+            self._communicators[kind] = self._context.new_communicator(REPLICA_AXES, memory=kind)
+        return allreduced(self._communicators[kind], values)
+
+
+def replicas_in_training() -> Replicas | None:
+    """Return the replicas that a training by `distribute` or `TrainStep` averages over; None in any other process."""
+    if not context.is_initialized():
+        return None
+    runtime = context.current()
+    if not runtime.has_strategies or runtime.axis_size(REPLICA_AXES) == 1:
+        return None
+    return runtime.owned(Replicas)
 
 
 def _kind(tensor: torch.Tensor) -> str:

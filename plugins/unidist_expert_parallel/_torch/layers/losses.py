@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from unidist.errors import UsageError
-from unidist_expert_parallel._torch.layers.axis import ExpertAxis
+from unidist_expert_parallel._torch.layers.axis import ExpertAxis, Replicas
 
 
 class LastPass:
@@ -34,7 +34,7 @@ def router_losses(
     scores: torch.Tensor,
     probabilities: torch.Tensor,
     everyone: torch.Tensor,
-    axis: ExpertAxis | None,
+    replicas: ExpertAxis | Replicas | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return balance loss and z-loss of all ranks' tokens, equal on every rank. Collective over all replicas.
 
@@ -47,13 +47,13 @@ def router_losses(
         scores: `(tokens, experts)`.
         probabilities: their softmax.
         everyone: `(replicas, k, experts)`, how many tokens chose which expert, on each rank; in host memory.
-        axis: the ranks; None: this process is alone.
+        replicas: of the model; None: this process is alone.
     """
     assigned = everyone.sum((0, 1))
     num_tokens = max(1, int(everyone[:, 0].sum()))
     sums = torch.cat((probabilities.sum(0), scores.logsumexp(-1).square().sum().reshape(1)))
-    if axis is not None:
-        sums = axis.total(sums)
+    if replicas is not None:
+        sums = replicas.total(sums)
     means = sums / num_tokens
     fractions = (assigned / max(1, int(assigned.sum()))).to(means)
     return len(assigned) * (fractions * means[:-1]).sum(), means[-1]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unidist_expert_parallel._torch.layers.axis import ExpertAxis
+from unidist_expert_parallel._torch.layers.axis import ExpertAxis, replicas_in_training
 from unidist_expert_parallel._torch.layers.dispatch import dispatch, own_tokens
 from unidist_expert_parallel._torch.layers.experts import ExpertList, ExpertStack, Kind
 from unidist_expert_parallel._torch.layers.losses import LastPass, router_losses
@@ -100,6 +100,11 @@ class MixtureOfExperts(nn.Module):
         return self.balance_coefficient != 0.0 or self.z_coefficient != 0.0
 
     @property
+    def unidist_runs_together(self) -> bool:
+        """Whether every rank has to call it: elastic steps then call it on a rank without samples, too."""
+        return self.has_losses or self.capacity_factor is not None
+
+    @property
     def balance_loss(self) -> torch.Tensor | None:
         """The balance loss of the last pass in training, without its coefficient; None without coefficients."""
         return self._last.balance
@@ -130,12 +135,13 @@ class MixtureOfExperts(nn.Module):
         counts = counts_of(index, self.num_experts)
         has_losses = self.has_losses and self.training
         if has_losses or self.capacity_factor is not None:
-            everyone = counts.unsqueeze(0) if self._axis is None else self._axis.gathered_counts(counts)
+            replicas = self._axis or replicas_in_training()
+            everyone = counts.unsqueeze(0) if replicas is None else replicas.gathered_counts(counts)
             if has_losses:
-                self._last.balance, self._last.z = router_losses(scores, probabilities, everyone, self._axis)
+                self._last.balance, self._last.z = router_losses(scores, probabilities, everyone, replicas)
             if self.capacity_factor is not None:
                 limit = capacity(int(everyone[:, 0].sum()), self.num_experts, self.top_k, self.capacity_factor)
-                replica = 0 if self._axis is None else self._axis.replica
+                replica = 0 if replicas is None else replicas.replica
                 kept = within_capacity(index, everyone, replica, limit)
                 index = index.masked_fill(~kept, self.num_experts)
         known = None if self.capacity_factor is not None else counts.sum(0).tolist()
