@@ -730,3 +730,18 @@ def half_losses(strategy: str) -> list[float]:
         model: Any = make("gpt").float()
         step = ud.TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.5), mean_loss)
         return [float(step(*batches(Case("gpt"), number % 2, 0))) for number in range(12)]
+
+
+def stages_of_uneven_parts() -> list[str]:
+    """Train a pipeline of layers that are cut unevenly; return the parameters that this rank holds."""
+    with set_variables({"UNIDIST_STRATEGY": "tensor=2,pipeline=2:microbatches=2"}):
+        ud.init()
+        torch.manual_seed(0)
+        # Of the first layers one rank has 5 of 9 parts: by its own numbers each rank would begin the second stage
+        # at another layer.
+        model = nn.Sequential(nn.Linear(8, 9), nn.Tanh(), nn.Linear(9, 8), nn.LayerNorm(8), nn.Linear(8, 9))
+        step = ud.TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.mse_loss)
+        step(torch.randn(8, 8), torch.randn(8, 9))
+        names = [name for name, _ in step.model.named_parameters()]
+        ud.shutdown()
+    return names

@@ -34,6 +34,7 @@ from _torch_tensor import (
     recorded,
     refusals,
     replicated_gradients,
+    stages_of_uneven_parts,
     vocabulary_losses,
 )
 
@@ -160,6 +161,13 @@ def test_cut_models_train_over_mpi(tmp_path: Path) -> None:
         check(cases, pool.run(errors_of, (cases,)))
     finally:
         pool.close()
+
+
+def test_stages_begin_at_one_place_though_parts_differ(torch_pools: PartPools) -> None:
+    first, second, third, fourth = torch_pools.get(4).run(stages_of_uneven_parts)
+    assert first == second
+    assert third == fourth
+    assert set(first).isdisjoint(third)
 
 
 def test_without_the_sums_the_numbers_are_others(rank_pool: RankPoolFactory) -> None:

@@ -146,7 +146,10 @@ def _starts(
             )
         return starts_at(programs[0], names)
     if strategy.balance == "parameters":
-        return balanced_starts(programs[0], num_stages)
+        # Of rank 0: ranks of a tensor group may have parts of different sizes, and cut at the same places.
+        starts = balanced_starts(programs[0], num_stages)
+        agreed: list[int] = context.broadcast_object(starts, root=0, name="starts of a pipeline's stages")
+        return agreed
     costs = None
     if context.topology.rank == 0:
         costs = measured_costs(programs[1], strategy.example, strategy.balance)

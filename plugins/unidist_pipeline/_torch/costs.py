@@ -27,25 +27,33 @@ Measure = Callable[[Callable[[], list[torch.Tensor]], list[torch.Tensor], list[t
 """Takes what runs a part forward and returns what it made, what it was made of, and the part's parameters."""
 
 
-def measured_costs(
-    model: torch.nn.Module, arguments: Mapping[str, Any], measure: Measure, context: RuntimeAPI
-) -> Costs:
-    """Return a function that measures costs on rank 0; all ranks get the same. Calling it is collective.
+def costs_of_first(costs: Costs, context: RuntimeAPI) -> Costs:
+    """Return a function that takes the costs of rank 0, which all ranks get. Calling it is collective.
+
+    So that all cut at the same places: ranks of a tensor group may have parts of different sizes.
+    """
+
+    def told(graph: fx.Graph, starts: Sequence[int]) -> Sequence[float]:
+        found = list(costs(graph, starts)) if context.topology.rank == 0 else None
+        name = "costs of the parts of a model for a pipeline"
+        everywhere: list[float] = context.broadcast_object(found, root=0, name=name)
+        return everywhere
+
+    return told
+
+
+def measured_costs(model: torch.nn.Module, arguments: Mapping[str, Any], measure: Measure) -> Costs:
+    """Return a function that measures costs.
 
     Args:
-        model: whole, on every rank; it is left as it was.
+        model: whole; it is left as it was.
         arguments: of its forward, by name: a micro-batch.
         measure: `seconds`, or `held_bytes`.
-        context: the runtime.
     """
 
     def costs(graph: fx.Graph, starts: Sequence[int]) -> Sequence[float]:
-        found = None
-        if context.topology.rank == 0:
-            with _left_as_it_was(model):
-                found = _measured(model, graph, starts, arguments, measure)
-        told: list[float] = context.broadcast_object(found, root=0, name="costs of the parts of a model for a pipeline")
-        return told
+        with _left_as_it_was(model):
+            return _measured(model, graph, starts, arguments, measure)
 
     return costs
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist_pipeline._torch.costs import held_bytes, measured_costs, seconds
+from unidist_pipeline._torch.costs import costs_of_first, held_bytes, measured_costs, seconds
 from unidist_pipeline._torch.model import Division, RemovedTensors
 from unidist_pipeline._torch.tracing.export import ExportCache, Exported
 from unidist_pipeline._torch.tracing.fx import (
@@ -85,7 +85,7 @@ class ModelPrograms:
         self._programs: OrderedDict[Any, Program] = OrderedDict()
 
     def cut(self, model: torch.nn.Module, strategy: Pipeline, num_stages: int, context: RuntimeAPI) -> Program:
-        """Choose the stages' first operations. Collective over all ranks if the model is measured.
+        """Choose the stages' first operations. Collective over all ranks.
 
         Args:
             model: whole, as the script passed it.
@@ -101,7 +101,8 @@ class ModelPrograms:
         costs = parameter_costs(model)
         if strategy.balance != "parameters" and strategy.split is None:
             assert example is not None
-            costs = measured_costs(model, example, MEASURES[strategy.balance], context)
+            costs = measured_costs(model, example, MEASURES[strategy.balance])
+        costs = costs_of_first(costs, context)
         try:
             program, cut = self._cut_by_fx(model, strategy, num_stages, costs, example)
             refused = cut.obstacle
