@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -210,6 +212,47 @@ def _output_class() -> None:
     step(torch.ones(4, WIDTH), torch.zeros(4, WIDTH))
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """An output with the tokens that a rank has inside."""
+
+    hidden: torch.Tensor
+
+
+class Opaque(Sequence[torch.Tensor]):
+    """An output that only its own methods can look into, and PyTorch's trees cannot."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.hidden = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return [self.hidden][index]
+
+    def __len__(self) -> int:
+        return 1
+
+
+class Attends(torch.nn.Module):
+    """A model whose tokens `context` divides."""
+
+    def __init__(self, output: Any) -> None:
+        super().__init__()
+        self.output = output
+        self.layer = torch.nn.TransformerEncoderLayer(WIDTH, 2, 16, 0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.output(self.layer(x))
+
+
+def _divided_outputs(output: Any) -> None:
+    model = Attends(output)
+    model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="context=2")
+    for _ in range(2):
+        model(torch.randn(2, TOKENS, WIDTH)).hidden.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def _compressor() -> None:
     model = torch.nn.Linear(WIDTH, WIDTH)
     model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="data")
@@ -305,4 +348,6 @@ _CASES: dict[str, Callable[[], None]] = {
     "counting forward": _counting_forward,
     "changed modes": _changed_modes,
     "hooks": _hooks,
+    "tokens in a dataclass": partial(_divided_outputs, Tokens),
+    "tokens in an object": partial(_divided_outputs, Opaque),
 }

@@ -42,7 +42,11 @@ def test_without_the_mend_every_rank_raises(rank_pool: RankPoolFactory, case: st
 
 
 @pytest.mark.parametrize(
-    "case", ["arguments", "clipping", "output class", "counting forward", "changed modes", "hooks"]
+    "case",
+    [
+        "arguments", "clipping", "output class", "counting forward", "changed modes", "hooks", "tokens in a dataclass",
+        "tokens in an object",
+    ],
 )
 def test_what_is_right_is_trained(rank_pool: RankPoolFactory, case: str) -> None:
     found = rank_pool(2).run(trains, (case,), {"mended": True, "verify": "every=1"}, timeout=LIMIT)

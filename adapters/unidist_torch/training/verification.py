@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import logging
 import random
 from collections.abc import Iterator
@@ -289,18 +290,33 @@ def _like(reference: torch.nn.Module, values: Any) -> Any:
 
 
 def _whole(outputs: Any) -> Any:
-    """Return outputs with tensors that are divided over ranks (a divided sequence) whole. Collective if any is."""
+    """Return outputs with tensors that are divided over ranks (a divided sequence) whole. Collective if any is.
+
+    It looks into all that is compared later, which one of the ranks does alone: dataclasses, too.
+    """
 
     def whole(value: Any) -> Any:
-        is_divided = isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
-        return value.full_tensor() if is_divided else value
+        if _is_divided(value):
+            return value.full_tensor()
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        made = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, _whole(getattr(value, field.name)))  # it may be frozen
+        return made
 
     return pytree.tree_map(whole, outputs)
+
+
+def _is_divided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and hasattr(value, "full_tensor")
 
 
 def _leaf(value: Any) -> Leaf | None:
     if not isinstance(value, torch.Tensor):
         return None
+    if _is_divided(value):  # to make it whole would be collective
+        raise NotComparableError("a tensor that is divided over ranks is in something that --verify cannot look into")
     values = None
     if not value.is_meta:
         whole = value.detach()
