@@ -25,7 +25,7 @@ def parse_bytes(text: str) -> int | None:
     if found[3].upper() == "I":
         return None
     size = float(found[1]) * base ** _POWERS[found[2].upper()]
-    return int(size) if size == int(size) else None
+    return int(size) if size.is_integer() else None
 
 
 @dataclass(frozen=True)

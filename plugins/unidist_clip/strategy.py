@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from typing_extensions import override
@@ -29,7 +29,7 @@ class ClipNorm(Strategy, ActsOnGradients):
     name: ClassVar[str] = "clip_norm"
 
     limit: float
-    p: float = 2.0
+    p: float = field(default=2.0, metadata={"infinite": True})
 
     def validate(self, plan: Plan) -> None:
         """Limit and order are above 0."""

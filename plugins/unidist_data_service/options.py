@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from unidist.errors import ConfigurationError
 from unidist_launch.display.grouped_help import GroupedOption
+from unidist_launch.options.numbers import Whole
 
 if TYPE_CHECKING:
     from unidist.runtime import PluginManager
@@ -22,7 +21,7 @@ OPTIONS = (
         ["--data-workers"],
         group=_GROUP,
         default=None,
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         metavar="N",
         help="Start N more processes, spread over the hosts, that read data for `ud.data_service()`.",
     ),

@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from unidist.errors import ConfigurationError
 from unidist_launch.display.grouped_help import GroupedOption
 from unidist_launch.options import command_line
+from unidist_launch.options.numbers import Whole
 
 if TYPE_CHECKING:
     from unidist.runtime import PluginManager
@@ -28,7 +27,7 @@ OPTIONS = (
     GroupedOption(
         ["--evaluator-host"],
         group="What is shown and kept",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         default=None,
         metavar="N",
         help="The host of the job on which it runs, counted from 0. Default: the first.",

@@ -9,9 +9,10 @@ from unidist.errors import ConfigurationError
 from unidist_kubernetes import discovery as kubernetes_discovery
 from unidist_kubernetes.kinds import objects
 from unidist_kubernetes.manifest import Kind, Manifest
+from unidist_launch.options.numbers import Whole
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-_COUNT = click.IntRange(min=1)
+_COUNT = Whole(min=1)
 
 
 class _Plain(yaml.SafeDumper):
@@ -35,16 +36,16 @@ def kubernetes() -> None:
 @click.option("--nodes", "num_pods", type=_COUNT, default=1, show_default=True, metavar="N", help="Number of pods.")
 @click.option("--slots-per-node", "slots", type=_COUNT, required=True, metavar="N", help="Ranks of each pod.")
 @click.option("--namespace", default="", metavar="NAME", help="Namespace (default: kubectl's).")
-@click.option("--gpus", type=click.IntRange(min=0), default=0, metavar="N", help="GPUs of each pod (nvidia.com/gpu).")
+@click.option("--gpus", type=Whole(min=0), default=0, metavar="N", help="GPUs of each pod (nvidia.com/gpu).")
 @click.option("--cpus", default="", metavar="QUANTITY", help="Cores of each pod: 8, 500m.")
 @click.option("--memory", default="", metavar="QUANTITY", help="Memory of each pod: 64Gi.")
 @click.option("--shm-size", "shared_memory", default="", metavar="QUANTITY", help="Size of /dev/shm: 8Gi.")
 @click.option("--secret", default="", metavar="NAME", help="Secret with the job's secret (default: NAME-unidist).")
-@click.option("--port", type=click.IntRange(1024, 65535), metavar="N", help="Of the first pod (default: 29400).")
+@click.option("--port", type=Whole(1024, 65535), metavar="N", help="Of the first pod (default: 29400).")
 @click.option("--workdir", "folder", default="", metavar="DIR", help="Where the script runs (default: the image's).")
 @click.option("--python", default="python", show_default=True, metavar="FILE", help="Python of the image.")
 @click.option("--env", multiple=True, metavar="KEY=VALUE", help="Variable of the pods. Repeatable.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Of the job as a whole.")
+@click.option("--max-restarts", type=Whole(min=0), default=0, metavar="N", help="Of the job as a whole.")
 @click.option("--queue", default="", metavar="NAME", help="Queue of Volcano (default: its own).")
 @click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED)
 def manifest(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from unidist_launch.options.numbers import Real, Whole
 from unidist_pipeline.schedules.registration import ScheduleSpec
 
 if TYPE_CHECKING:
@@ -64,9 +65,11 @@ def list_schedules(as_json: bool) -> None:
 @pipeline.command("show", context_settings=_HELP)
 @click.option("--schedule", "name", help="Name of a schedule; `unidist pipeline list` shows them.")
 @click.option("--file", "source", type=click.Path(path_type=Path), help="Read a schedule from a file instead.")
-@click.option("--stages", "num_ranks", type=int, help="Ranks of the pipeline, each with one stage or --virtual ones.")
-@click.option("--microbatches", "num_microbatches", type=int, help="Pieces of the batch.")
-@click.option("--virtual", "stages_per_rank", type=int, help="Stages on each rank. Default: the schedule's own.")
+@click.option(
+    "--stages", "num_ranks", type=Whole(), help="Ranks of the pipeline, each with one stage or --virtual ones."
+)
+@click.option("--microbatches", "num_microbatches", type=Whole(), help="Pieces of the batch.")
+@click.option("--virtual", "stages_per_rank", type=Whole(), help="Stages on each rank. Default: the schedule's own.")
 @click.option(
     "--forward", metavar="TIME", callback=_per_stage, default="1", show_default=True, help="Time of a forward."
 )
@@ -77,12 +80,12 @@ def list_schedules(as_json: bool) -> None:
     "--backward-weight", metavar="TIME", callback=_per_stage, help="Part of it for the weights. Default: half."
 )
 @click.option(
-    "--message", type=float, metavar="TIME", default=0.0, show_default=True, help="Time that a message is under way."
+    "--message", type=Real(), metavar="TIME", default=0.0, show_default=True, help="Time that a message is under way."
 )
-@click.option("--limit", type=float, metavar="N", help="Micro-batches that a rank may hold, for searched schedules.")
+@click.option("--limit", type=Real(), metavar="N", help="Micro-batches that a rank may hold, for searched schedules.")
 @click.option(
     "--kept",
-    type=float,
+    type=Real(),
     metavar="PART",
     default=1.0,
     show_default=True,

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from unidist.errors import ConfigurationError
+from unidist_launch.options.numbers import Whole
 
 OPTIONS = (
     click.Option(
@@ -18,7 +19,9 @@ OPTIONS = (
         help="Instead, start ranks that time arithmetic, memory and messages (seconds), and write a file for unidist "
         "plan.",
     ),
-    click.Option(["--measure-ranks"], type=int, help="Number of these ranks. Default: one for each core, at least 2."),
+    click.Option(
+        ["--measure-ranks"], type=Whole(min=1), help="Number of these ranks. Default: one for each core, at least 2."
+    ),
     click.Option(["--measure-engine"], metavar="NAME", help="Engine to measure. Default: what a job would get here."),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ import click
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
+from unidist_launch.options.numbers import Whole
 
 if TYPE_CHECKING:
     from unidist_planner.memory.transformer import Transformer
@@ -51,14 +53,15 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic in some vers
 def read_number(text: str, units: Mapping[str, float]) -> float | None:
     """Return the number above 0 that `text` is, with a unit behind it in any case of letters; None if it is none."""
     found = _NUMBER.fullmatch(text)
-    if found is None or found[2].upper() not in units or float(found[1]) <= 0:
+    if found is None or found[2].upper() not in units:
         return None
-    return float(found[1]) * units[found[2].upper()]
+    number = float(found[1]) * units[found[2].upper()]
+    return number if 0 < number < math.inf else None
 
 
 SIZES = (*_SIZES, *(name for name in _MORE if name != "heads"))
 """The options that describe a transformer, but for the heads, which a script's model may need too."""
-POSITIVE = click.IntRange(min=1)
+POSITIVE = Whole(min=1)
 
 
 def transformer_options(command: F) -> F:

@@ -14,6 +14,7 @@ import click
 from unidist.errors import ConfigurationError
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
+from unidist_launch.options.numbers import Real
 from unidist_planner.model_options import (
     BYTES,
     FACTORS,
@@ -71,7 +72,7 @@ class _LinkType(click.ParamType):  # type: ignore[type-arg]  # generic in some v
 @click.option("--between", type=_LinkType(), help="Between hosts; the bandwidth of a host, all its ranks together.")
 @click.option(
     "--overlap",
-    type=click.FloatRange(0, 1),
+    type=Real(0, 1),
     default=1.0,
     show_default=True,
     help="Part of an exchange that can go on behind arithmetic.",
@@ -84,7 +85,7 @@ class _LinkType(click.ParamType):  # type: ignore[type-arg]  # generic in some v
 )
 @click.option(
     "--efficiency",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Real(0, 1, min_open=True),
     help="Part of the bandwidth between hosts that collectives reach. Default: what --bench says, else 0.8.",
 )
 @click.option(

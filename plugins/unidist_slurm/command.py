@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from unidist_launch.options.numbers import Whole
 from unidist_slurm.script import BatchScript
 
 _HELP = {"help_option_names": ["-h", "--help"]}
-_COUNT = click.IntRange(min=1)
+_COUNT = Whole(min=1)
 
 
 @click.group(context_settings=_HELP)

@@ -11,6 +11,7 @@ import click
 
 from unidist.errors import ConfigurationError
 from unidist_launch.display.grouped_help import GroupedOption
+from unidist_launch.options.numbers import Whole
 
 if TYPE_CHECKING:
     from unidist.runtime import PluginManager
@@ -44,7 +45,7 @@ def _option(name: str, **attributes: Any) -> click.Option:
 OPTIONS = (
     _option(
         "--status-port",
-        type=click.IntRange(min=0, max=65535),
+        type=Whole(min=0, max=65535),
         metavar="PORT",
         help="Show the job on a web page, in `unidist top` and to Prometheus (0: any free port; default: not at all).",
     ),

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import click
 
 from unidist.errors import ConfigurationError
+from unidist_launch.options.numbers import Real
 from unidist_status import file as status_file
 from unidist_status.file import StatusAddress
 
@@ -36,7 +37,7 @@ class _UnreachableError(ConfigurationError):
 @click.option("--once", is_flag=True, help="Print the state once, and end.")
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=Real(min=0.1),
     default=1.0,
     show_default=True,
     metavar="SECONDS",

@@ -13,6 +13,7 @@ from unidist.gradients.options import ExchangeOptions
 from unidist.horovod_api.reduce_ops import Op
 from unidist.mesh import REPLICA_AXES
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.options import check_numbers
 from unidist.registry import Registry
 from unidist.runtime.context import Context
 
@@ -125,7 +126,9 @@ def bucket_compressor(
     if isinstance(compression, str):
         return build_compressor(compression, registry)
     if isinstance(compression, GradientCompressor):
+        check_numbers(compression, has_value=False, signs=False)
         compression.validate()
+        check_numbers(compression, has_value=False)
         return compression
     if isinstance(compression, type) and compression in members:
         return members[compression]

@@ -56,4 +56,7 @@ def seconds(env: Mapping[str, str], name: str, default: timedelta, *, zero_allow
     value = real(env, name, default.total_seconds())
     if value == 0 and not zero_allowed:
         raise ConfigurationError(f"{name}=0: a wait needs a time limit above 0 seconds")
-    return timedelta(seconds=value)
+    try:
+        return timedelta(seconds=value)
+    except OverflowError:
+        raise ConfigurationError(f"{name}={env.get(name)!r}: no wait is that long; give fewer seconds") from None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from unidist.control.elastic.member import is_alone
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS, Divides, Mesh
-from unidist.options import construct, parse
+from unidist.options import check_numbers, construct, parse
 from unidist.registry import Registry
 from unidist.strategy import StrategySpec
 from unidist.strategy.interface import ChoosesPrecision, GradientOwner, Plan, RunsSteps, Strategy, UpdateGate
@@ -23,13 +23,15 @@ def build(strategy: StrategyLike, registry: Registry[StrategySpec]) -> tuple[Str
     """Return strategy objects for what the user passed; unknown names list the choices.
 
     Raises:
-        ConfigurationError: an unknown strategy or option, a value of the wrong type, one strategy twice.
+        ConfigurationError: an unknown strategy or option, a value of the wrong type, a number out of range, one
+            strategy twice.
     """
     parts: Sequence[str | Strategy]
     parts = [] if strategy is None else [strategy] if isinstance(strategy, str | Strategy) else list(strategy)
     built: list[Strategy] = []
     for part in parts:
         if isinstance(part, Strategy):
+            check_numbers(part, signs=False)
             built.append(part)
         elif isinstance(part, str):
             built += [construct(request, registry.get(request.name).load()) for request in parse(part)]
@@ -65,6 +67,7 @@ def make_plan(strategies: Sequence[Strategy], world_size: int, registry: Registr
     plan = Plan(tuple(chosen), _mesh(chosen, world_size))
     for item in chosen:
         item.validate(plan)
+        check_numbers(item)
     return plan
 
 

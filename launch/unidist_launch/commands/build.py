@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from unidist_launch.options.numbers import Whole
+
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def build() -> None:
@@ -25,7 +27,7 @@ def build() -> None:
 )
 @click.option(
     "--timeout",
-    type=click.IntRange(min=1),
+    type=Whole(min=1),
     default=7200,
     show_default=True,
     metavar="SECONDS",

@@ -12,9 +12,10 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist_launch.options import command_line, hosts
     from unidist_launch.options.elastic_options import ELASTIC_GROUP, only_for_elastic_jobs
+    from unidist_launch.options.numbers import Real, Seconds, Whole
 
 __all__ = [
-    "ELASTIC_GROUP", "command_line", "hosts", "only_for_elastic_jobs",
+    "ELASTIC_GROUP", "Real", "Seconds", "Whole", "command_line", "hosts", "only_for_elastic_jobs",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -22,5 +23,6 @@ __getattr__ = lazy_names(
     {
         "": "command_line hosts",
         "elastic_options": "ELASTIC_GROUP only_for_elastic_jobs",
+        "numbers": "Real Seconds Whole",
     },
 )

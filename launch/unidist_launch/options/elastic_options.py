@@ -17,11 +17,12 @@ from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import Settings
 from unidist_launch.display.grouped_help import GroupedOption
 from unidist_launch.options.fallback import read_fallback
+from unidist_launch.options.numbers import Seconds, Whole
 
 ELASTIC_GROUP = "Elastic: ranks come and go"
 """Heading of the options of elastic jobs."""
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_SECONDS = Seconds()
 
 Decorator = Callable[[Any], Any]
 
@@ -35,7 +36,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "--min-np",
         "min_np",
         aliases=("--min-num-proc",),
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         metavar="N",
         help="The fewest ranks that train; makes the job elastic (default then: 1).",
     ),
@@ -43,7 +44,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "--max-np",
         "max_np",
         aliases=("--max-num-proc",),
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         metavar="N",
         help="The most ranks; makes the job elastic (default then: -np).",
     ),
@@ -54,13 +55,13 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         "--slots-per-host",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         metavar="N",
         help="Slots of hosts that the script names without; or of this host, if it is the only one (default: -np).",
     ),
     _option(
         "--spares",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         metavar="N",
         help="On each host, N more processes stand by: one takes the place of a rank at once when it is lost.",
     ),
@@ -72,7 +73,7 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         "--reset-limit",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         metavar="N",
         help="End the job when the ranks have changed more often (default: no limit).",
     ),
@@ -125,7 +126,7 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         "--keep-last",
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         metavar="N",
         help="With --checkpoint-dir: how many checkpoints stay (default: 2).",
     ),

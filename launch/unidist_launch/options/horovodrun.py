@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from unidist.settings.environment import MAX_CACHE_CAPACITY
+from unidist_launch.options.numbers import Real, Whole
 
 _AUTOTUNE = (
     "the search of --autotune has no such knob: it leaves 3 updates out after each change and measures the next 12."
@@ -123,12 +124,22 @@ WITHOUT_EFFECT: dict[str, str] = {
 """Variables by which users tune Horovod, which only Horovod itself reads (`--engine horovod`), and what to do here."""
 
 
+_TYPES: Mapping[type | None, Whole | Real] = {int: Whole(), float: Real()}
+
+
 def accept_flags(command: click.Command) -> click.Command:
     """Give `command` a hidden option for every flag in `TUNING` and `ALREADY_SO`."""
     for flag in TUNING:
         is_flag = flag.kind is None
         command.params.append(
-            click.Option([*flag.names], type=flag.kind, is_flag=is_flag, default=None, hidden=True, metavar="VALUE")
+            click.Option(
+                [*flag.names],
+                type=_TYPES.get(flag.kind, flag.kind),
+                is_flag=is_flag,
+                default=None,
+                hidden=True,
+                metavar="VALUE",
+            )
         )
     for name in ALREADY_SO:
         command.params.append(click.Option([name], is_flag=True, hidden=True, expose_value=False))

@@ -15,9 +15,10 @@ from unidist.settings.environment import LOG_LEVELS
 from unidist_launch.display.grouped_help import GroupedOption
 from unidist_launch.options import completion, config_file, elastic_options
 from unidist_launch.options.config_file import Kind
+from unidist_launch.options.numbers import Real, Seconds, Whole
 
-_SECONDS = click.FloatRange(min=0, min_open=True)
-_SECONDS_OR_ZERO = click.FloatRange(min=0)
+_SECONDS = Seconds()
+_SECONDS_OR_ZERO = Seconds(zero=True)
 _NOT_IN_FILE = frozenset({"config", "module", "help", "check_build", "version"})
 
 _JOB = "The job"
@@ -67,7 +68,7 @@ OPTIONS: tuple[Decorator, ...] = (
     _option(
         _JOB,
         *("-np", "-n", "--num-proc"),
-        type=click.IntRange(min=1),
+        type=Whole(min=1),
         metavar="N",
         help="Number of processes (default: all slots of the hosts or the allocation, else of GPUs, else of cores).",
     ),
@@ -89,7 +90,7 @@ OPTIONS: tuple[Decorator, ...] = (
     _option(
         _HOSTS,
         "--ssh-port",
-        type=click.IntRange(min=1, max=65535),
+        type=Whole(min=1, max=65535),
         metavar="PORT",
         help="Port of the hosts' ssh servers (default: ssh's own choice).",
     ),
@@ -141,7 +142,7 @@ OPTIONS: tuple[Decorator, ...] = (
     _option(
         _SPREAD,
         "--servers",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         metavar="N",
         help="Server processes beside the ranks, of a strategy that has them (parameter_server).",
     ),
@@ -277,21 +278,21 @@ OPTIONS: tuple[Decorator, ...] = (
     _option(
         _TUNING,
         "--fusion-threshold-mb",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         metavar="MIB",
         help="Operations are fused up to this size (default: 64; 0: never).",
     ),
     _option(
         _TUNING,
         "--cycle-time-ms",
-        type=_SECONDS_OR_ZERO,
+        type=Real(min=0),
         metavar="MS",
         help="Longest pause between two rounds while ranks disagree (default: 1).",
     ),
     _option(
         _TUNING,
         "--cache-capacity",
-        type=click.IntRange(min=0),
+        type=Whole(min=0),
         metavar="N",
         help="Names that ranks need not spell out again (default: 8192; 0: none).",
     ),

@@ -18,6 +18,7 @@ from unidist.launcher import JobObserver
 from unidist_bench.sizes import Sizes, parse_bytes
 from unidist_launch.commands import job_command, run_program
 from unidist_launch.display import GroupedOption
+from unidist_launch.options.numbers import Real, Whole
 
 if TYPE_CHECKING:
     from unidist_bench.measurement.order import Order
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = "unidist_bench.measurement.program"
 _WHAT, _RESULTS = "What is measured", "What comes of it"
-_COUNT = click.IntRange(min=1)
+_COUNT = Whole(min=1)
 _OPS = {"sum": ReduceOp.SUM, "prod": ReduceOp.PRODUCT, "product": ReduceOp.PRODUCT, "min": ReduceOp.MIN}
 _OPS |= {"max": ReduceOp.MAX}
 _PACKAGES = {"gloo": ("torch", "PyTorch"), "mpi": ("mpi4py", "mpi4py")}
@@ -50,11 +51,11 @@ def _option(group: str, *names: str, **attributes: Any) -> Callable[[Callable[..
 @job_command
 @_option(_WHAT, "-b", "--min-bytes", type=_BytesType(), default="8", metavar="SIZE", help="First size (default: 8).")
 @_option(_WHAT, "-e", "--max-bytes", type=_BytesType(), default="64M", metavar="SIZE", help="Last (default: 64M).")
-@_option(_WHAT, "-f", "--factor", type=float, metavar="N", help="From one size to the next (default: 2).")
+@_option(_WHAT, "-f", "--factor", type=Real(), metavar="N", help="From one size to the next (default: 2).")
 @_option(_WHAT, "--step-bytes", type=_BytesType(), metavar="SIZE", help="The same as a sum, instead of --factor.")
 @_option(_WHAT, "-d", "--dtype", default="float32", metavar="NAME", help="Element type (default: float32).")
 @_option(_WHAT, "-o", "--op", default="sum", metavar="NAME", help="sum, prod, min or max (default: sum).")
-@_option(_WHAT, "--root", type=click.IntRange(min=0), default=0, metavar="RANK", help="Of a broadcast (default: 0).")
+@_option(_WHAT, "--root", type=Whole(min=0), default=0, metavar="RANK", help="Of a broadcast (default: 0).")
 @_option(
     _WHAT,
     "--in-place/--out-of-place",
@@ -69,7 +70,7 @@ def _option(group: str, *names: str, **attributes: Any) -> Callable[[Callable[..
 )
 @_option(_WHAT, "--named", is_flag=True, help="Named operations take turns with the plain ones.")
 @_option(_WHAT, "--beside", multiple=True, metavar="NAMES", help="gloo, mpi or both take turns, too: gloo,mpi.")
-@_option(_WHAT, "--warmup", type=click.IntRange(min=0), default=5, metavar="N", help="Not counted (default: 5).")
+@_option(_WHAT, "--warmup", type=Whole(min=0), default=5, metavar="N", help="Not counted (default: 5).")
 @_option(_WHAT, "--iterations", type=_COUNT, metavar="N", help="Counted repetitions (default: 100 to 10, by size).")
 @_option(
     _WHAT, "--inner", type=_COUNT, metavar="N", help="Calls in each, which count as their mean (default: by size)."

@@ -73,7 +73,7 @@ finally:
     [
         (("lunch",), "unknown command 'lunch'. Did you mean 'launch'?"),
         (("launch", "-np", "0", "x.py"), "0 is not in the range"),
-        (("launch", "-np", "two", "x.py"), "'two' is not a valid integer"),
+        (("launch", "-np", "two", "x.py"), "'two' is not an integer; give 1 or more"),
         (("launch", "--min-np", "2", "x.py"), "Missing option '-np'"),
         (("run", "-np", "2", "x.py"), "there is no command 'run'; to start a script, write `unidist launch -np 2"),
         (("x.py",), "there is no command 'x.py'; to start a script, write `unidist launch -np 2 x.py`"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
 from unidist.builtin.identity import Identity
@@ -205,3 +208,69 @@ def test_two_strategies_cannot_claim_one_axis(registry: Registry[StrategySpec]) 
 
     with pytest.raises(ConfigurationError, match="'stages' and 'morestages' both claim mesh axis 'pipeline'"):
         make_plan([Stages(2), MoreStages(2)], 4, registry)
+
+
+@dataclass(frozen=True)
+class Numbers(Strategy):
+    """Has a number of every kind."""
+
+    first: int
+    rate: float = 1.0
+    size: float | None = None
+    order: float = field(default=2.0, metadata={"infinite": True})
+    place: int = field(default=0, metadata={"negative": True})
+    name: ClassVar[str] = "numbers"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("numbers=-1", "numbers=-1 is negative; give a positive number"),
+        ("numbers=nan", "numbers='nan' is not an integer"),
+        ("numbers=1.5", "numbers='1.5' is not an integer"),
+        ("numbers=true", "numbers='true' is not an integer"),
+        ("numbers=1:rate=nan", "numbers:rate='nan' is not a number"),
+        ("numbers=1:size=nan", "numbers:size='nan' is not a number"),
+        ("numbers=1:size=inf", "numbers:size='inf' is not finite"),
+        ("numbers=1:size=-inf", "numbers:size='-inf' is not finite"),
+        ("numbers=1:size=-2", "numbers:size=-2.0 is negative"),
+        ("numbers=1:order=nan", "numbers:order='nan' is not a number"),
+        ("numbers=1:order=-inf", "numbers:order=-inf is negative"),
+        ("numbers=1:place=two", "numbers:place='two' is not an integer"),
+    ],
+)
+def test_numbers_of_a_line_are_checked(registry: Registry[StrategySpec], line: str, message: str) -> None:
+    registry.add(StrategySpec("numbers", f"{__name__}:Numbers", ""))
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        make_plan(build(line, registry), 1, registry)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"first": True}, "numbers=True is not an integer"),
+        ({"first": 1.0}, "numbers=1.0 is not an integer"),
+        ({"first": -1}, "numbers=-1 is negative"),
+        ({"first": 1, "rate": math.nan}, "numbers:rate=nan is not a number"),
+        ({"first": 1, "rate": False}, "numbers:rate=False is not a number"),
+        ({"first": 1, "rate": None}, "numbers:rate=None is not a number"),
+        ({"first": 1, "size": math.inf}, "numbers:size=inf is not finite"),
+    ],
+)
+def test_numbers_of_an_object_are_checked(
+    registry: Registry[StrategySpec], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        make_plan(build(Numbers(**options), registry), 1, registry)
+
+
+def test_a_strategy_says_itself_what_is_wrong_with_a_negative_number(registry: Registry[StrategySpec]) -> None:
+    with pytest.raises(ConfigurationError, match=r"stages: microbatches\(-1\) < stages\(1\)"):
+        make_plan(build("stages=1:microbatches=-1", registry), 1, registry)
+
+
+def test_numbers_may_be_what_the_field_says(registry: Registry[StrategySpec]) -> None:
+    registry.add(StrategySpec("numbers", f"{__name__}:Numbers", ""))
+    assert build("numbers=0:order=inf:place=-1", registry) == (Numbers(0, order=math.inf, place=-1),)
+    given = Numbers(np.int64(3), rate=np.float32(0.5), size=None)  # type: ignore[arg-type]
+    assert build(given, registry) == (given,)
