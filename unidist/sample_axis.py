@@ -35,11 +35,15 @@ class SampleAxis:
         self._runtime = runtime
         self._communicators: dict[str, Communicator] = {}
 
+    def numbers_of_all(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of each rank, of which every rank gives as many. Collective."""
+        source, target = array("q", numbers), array("q", [0] * (len(numbers) * self.size))
+        self._on(Buffer.of(source)).allgather(Buffer.of(source), Buffer.of(target)).wait()
+        return [target[start : start + len(numbers)].tolist() for start in range(0, len(target), len(numbers))]
+
     def rows_of_all(self, rows: int) -> list[int]:
         """Return the number of rows of each rank. Collective."""
-        source, target = array("q", [rows]), array("q", [0] * self.size)
-        self._on(Buffer.of(source)).allgather(Buffer.of(source), Buffer.of(target)).wait()
-        return target.tolist()
+        return [each for (each,) in self.numbers_of_all([rows])]
 
     def gather(self, source: Buffer, target: Buffer, rows: Sequence[int]) -> None:
         """Gather the rows of all ranks. Collective.

@@ -20,8 +20,8 @@ from lightning.fabric.strategies import ParallelStrategy  # noqa: E402
 from lightning.fabric.strategies.strategy import _BackwardSyncControl  # noqa: E402
 
 from unidist_lightning.environment import UnidistEnvironment  # noqa: E402
-from unidist_lightning.metrics import sync_metrics  # noqa: E402
 from unidist_lightning.ranks import Ranks, refuse_bound  # noqa: E402
+from unidist_torch.training import sync_metrics  # noqa: E402
 
 if TYPE_CHECKING:
     from lightning.fabric.accelerators import Accelerator

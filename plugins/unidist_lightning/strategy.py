@@ -29,9 +29,9 @@ from unidist_lightning.clipping import clip_distributed  # noqa: E402
 from unidist_lightning.elastic import ElasticTraining  # noqa: E402
 from unidist_lightning.environment import UnidistEnvironment  # noqa: E402
 from unidist_lightning.method_calls import call_method, call_methods  # noqa: E402
-from unidist_lightning.metrics import sync_metrics  # noqa: E402
 from unidist_lightning.ranks import Ranks, refuse_bound  # noqa: E402
 from unidist_lightning.update_states import load_updates, updates_of  # noqa: E402
+from unidist_torch.training import sync_metrics  # noqa: E402
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer

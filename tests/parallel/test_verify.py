@@ -44,7 +44,13 @@ def test_without_the_mend_every_rank_raises(rank_pool: RankPoolFactory, case: st
 @pytest.mark.parametrize(
     "case",
     [
-        "arguments", "clipping", "output class", "counting forward", "changed modes", "hooks", "tokens in a dataclass",
+        "arguments",
+        "clipping",
+        "output class",
+        "counting forward",
+        "changed modes",
+        "hooks",
+        "tokens in a dataclass",
         "tokens in an object",
     ],
 )

@@ -87,6 +87,7 @@ from unidist_torch.operations.samples import gather_samples
 from unidist_torch.optimizer.clipping import clip_grad_norm_, clip_grad_value_
 from unidist_torch.training.data import shard
 from unidist_torch.training.distributed_optimizer import DistributedOptimizer, distribute
+from unidist_torch.training.metrics import metrics
 from unidist_torch.training.train_step import TrainStep
 
 __all__ = [
@@ -100,7 +101,7 @@ __all__ = [
     "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce",
     "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter",
     "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "load", "load_pretrained",
-    "local_rank", "local_size", "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built",
+    "local_rank", "local_size", "metrics", "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built",
     "optimizer", "poll", "rank", "recv", "reducescatter", "reducescatter_async", "remove_process_set", "report",
     "rocm_built", "role", "save", "save_pretrained", "seed", "send", "shard", "shutdown", "size",
     "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm", "synchronize", "world",

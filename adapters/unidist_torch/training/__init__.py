@@ -5,6 +5,7 @@ The top of this package: may import any other folder of it.
 
 from unidist_torch.training.data import shard
 from unidist_torch.training.distributed_optimizer import DistributedOptimizer, distribute
+from unidist_torch.training.metrics import metrics, sync_metrics
 from unidist_torch.training.train_step import TrainStep
 
-__all__ = ["DistributedOptimizer", "TrainStep", "distribute", "shard"]
+__all__ = ["DistributedOptimizer", "TrainStep", "distribute", "metrics", "shard", "sync_metrics"]
