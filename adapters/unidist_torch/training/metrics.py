@@ -12,7 +12,7 @@ import torch
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.sample_axis import SampleAxis
-from unidist_torch.memory import buffer_of
+from unidist_torch.memory import DTYPES, buffer_of
 
 MetricT = TypeVar("MetricT", bound=torch.nn.Module)
 
@@ -60,7 +60,7 @@ def gather_tensors(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor
     axis = context.current().owned(SampleAxis)
     if tensor.dim() > _MOST_DIMS:
         raise UsageError(f"a state of a metric has {tensor.dim()} dims; at most {_MOST_DIMS} can be gathered")
-    kinds = list(_KINDS)
+    kinds = list(DTYPES)
     own = [kinds.index(tensor.dtype), tensor.dim(), *tensor.shape, *[0] * (_MOST_DIMS - tensor.dim())]
     told = axis.numbers_of_all(own)
     shapes = [torch.Size(each[2 : 2 + each[1]]) for each in told]
@@ -75,12 +75,6 @@ def gather_tensors(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor
     axis.gather(buffer_of(source), buffer_of(target), sizes)
     parts = zip(target.split(sizes), shapes, strict=True)
     return [part.reshape(shape) if part.numel() else part.reshape(0, *rest) for part, shape in parts]
-
-
-_KINDS = dict.fromkeys(
-    [torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.uint8, torch.int8, torch.int16]
-    + [torch.float16, torch.bfloat16]
-)
 
 
 def _has_several_shares() -> bool:
