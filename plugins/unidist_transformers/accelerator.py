@@ -28,6 +28,7 @@ check_version("accelerate")  # before the imports below fail in other ways
 
 from accelerate import Accelerator  # noqa: E402
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
+from accelerate.scheduler import AcceleratedScheduler  # noqa: E402
 from accelerate.utils.operations import recursively_apply  # noqa: E402
 
 _OPTIMIZER = "_unidist_optimizer"
@@ -100,6 +101,13 @@ class DistributesByUnidist:
             model, device_placement=device_placement, evaluation_mode=True
         )
 
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Prepare a scheduler that steps once for each share of the samples, as the loaders divide them."""
+        prepared = super().prepare_scheduler(scheduler)  # type: ignore[misc]  # of the Accelerator
+        if type(prepared) is AcceleratedScheduler:
+            prepared.__class__ = _ScheduleOfShares
+        return prepared
+
     def _distribute(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         refuse_model(model)
         accelerator: Any = self
@@ -170,6 +178,27 @@ class DistributesByUnidist:
         raise UsageError(
             "accelerator.load_state would load what one rank has saved: use ud.load(path, model, optimizer.optimizer)"
         )
+
+
+class _ScheduleOfShares(AcceleratedScheduler):
+    """Accelerate's, which reads the number of processes from a state of its own, not from the accelerator."""
+
+    split_batches: bool
+
+    @override
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Step as often as there are shares, where Accelerate would as often as there are processes."""
+        if self.split_batches or not (self.step_with_optimizer and self.gradient_state.sync_gradients):
+            super().step(*args, **kwargs)
+            return
+        self.split_batches = True  # one step for each call
+        try:
+            for _ in range(ud.data_size()):
+                total = getattr(self.scheduler, "total_steps", None)
+                if total is None or self.scheduler._step_count <= total:
+                    super().step(*args, **kwargs)
+        finally:
+            self.split_batches = False
 
 
 class UnidistAccelerator(DistributesByUnidist, Accelerator):

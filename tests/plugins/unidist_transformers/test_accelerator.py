@@ -56,3 +56,37 @@ def prepared_apart() -> Any:
     finally:
         end_torch_distributed()
     return "prepared"
+
+
+@pytest.mark.parametrize(("line", "shares"), [("data", 2), ("tensor=2", 1)])
+def test_a_schedule_steps_once_for_each_share(rank_pool: RankPoolFactory, line: str, shares: int) -> None:
+    # Of a loader with 8 batches each of two shares trains on 4, each time with two steps of the schedule.
+    for rates in rank_pool(2, env=ENVIRONMENT).run(scheduled, (line,)):
+        assert rates == [1.0 - step * shares / 16 for step in range(1, 8 // shares + 1)]
+
+
+def scheduled(line: str) -> Any:
+    import torch
+    from field_scripts import end_torch_distributed
+
+    import unidist.torch as ud
+    from unidist_transformers import UnidistAccelerator
+
+    accelerator = UnidistAccelerator(cpu=True, strategy=line)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 16)
+    loader = torch.utils.data.DataLoader(torch.zeros(16, 3), batch_size=2)
+    try:
+        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+        rates = []
+        for batch in loader:
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            rates.append(schedule.get_last_lr()[0])
+    finally:
+        end_torch_distributed()
+        ud.shutdown()
+    return rates
