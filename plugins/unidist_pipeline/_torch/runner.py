@@ -13,12 +13,14 @@ from typing_extensions import override
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist_pipeline._torch.gradient_sums import GradientSums
+from unidist_pipeline._torch.mean_check import CheckedLoss
 from unidist_pipeline._torch.model import Division
 from unidist_pipeline._torch.model_programs import ModelPrograms
+from unidist_pipeline._torch.samples import cut, num_samples
 from unidist_pipeline._torch.stage import Batch, Outcome, StageRandom, TorchStage
 from unidist_pipeline._torch.tied import TiedGradients
 from unidist_pipeline._torch.tracing.fx import bound_arguments
-from unidist_pipeline._torch.tracing.values import changed, message_of, parts_of, tensors_in, value_of
+from unidist_pipeline._torch.tracing.values import message_of, parts_of, value_of
 from unidist_pipeline.execution.microbatches import bounds, sizes
 from unidist_pipeline.execution.rank import PipelineRank
 from unidist_pipeline.strategy import Pipeline
@@ -65,7 +67,8 @@ class PipelineRunner(StepRunner):
         memory = memory_kind(held[0]) if held else "host"
         self._divided = divided
         self._model = model
-        self._loss_fn = loss_fn
+        checks = runtime.settings.verify.first and divided.strategy.num_microbatches > 1
+        self._loss_fn = CheckedLoss(loss_fn) if checks else loss_fn
         self._optimizer = optimizer
         self._rank = PipelineRank(runtime, divided.strategy, TorchFramework(), memory=memory)
         self._random = StageRandom(self._rank.rank, device)
@@ -101,13 +104,18 @@ class PipelineRunner(StepRunner):
         divided, model = self._divided, self._model
         wants_loss = targets is not None
         arguments = bound_arguments(divided.programs.forward, inputs)
-        total = _num_samples(arguments, targets)
+        total = num_samples([arguments, targets])
+        if not total:
+            raise UsageError(
+                "a pipeline cuts the batch into micro-batches along the first dim of its tensors, but the inputs have "
+                "no tensor with one, or no samples"
+            )
         pieces = bounds(sizes(total, num_microbatches))
-        cut = [_cut(arguments, total, piece) for piece in pieces]
+        parts = [cut(arguments, total, piece) for piece in pieces]
         batch = Batch(
-            divided.programs.for_arguments(model, cut),
-            cut,
-            [_cut(targets, total, piece) for piece in pieces] if wants_loss else (),
+            divided.programs.for_arguments(model, parts),
+            parts,
+            [cut(targets, total, piece) for piece in pieces] if wants_loss else (),
             [(stop - start) / total for start, stop in pieces],
             trains,
         )
@@ -200,29 +208,6 @@ class PipelineRunner(StepRunner):
         if gradient is not None:
             parameter.grad = gradient
             gradient_computed(self._optimizer, parameter)
-
-
-def _num_samples(arguments: Any, targets: Any) -> int:
-    for tensor in tensors_in([arguments, targets]):
-        if tensor.dim():
-            return int(tensor.shape[0])
-    raise UsageError(
-        "a pipeline cuts the batch into micro-batches along the first dim of its tensors, but the inputs have no "
-        "tensor with one"
-    )
-
-
-def _cut(value: Any, total: int, piece: tuple[int, int]) -> Any:
-    """Return the micro-batch of a structure: a slice of every tensor whose first dim has the batch's size."""
-    if piece == (0, total):
-        return value
-    start, stop = piece
-
-    def take(item: Any) -> Any:
-        has_samples = isinstance(item, torch.Tensor) and item.dim() and item.shape[0] == total
-        return item[start:stop] if has_samples else item
-
-    return changed(take, value)
 
 
 def _described(value: Any, *, values: bool = False) -> str:
