@@ -39,6 +39,9 @@ class TorchPrecision(PrecisionBinding):
         The parameters of a module that keeps floating-point buffers (running statistics of a batch normalisation) stay
         float32: its arithmetic wants both of one type.
         """
+        if isinstance(model, PrecisionMixin):
+            _refuse_second(model, precision)
+            return model
         dtypes = {parameter.dtype for parameter in model.parameters()}
         if torch.float32 not in dtypes:
             found = ", ".join(sorted(str(dtype) for dtype in dtypes)) or "none"
@@ -64,6 +67,8 @@ class TorchPrecision(PrecisionBinding):
         A script may call modules of the model instead of the model (`training_step` of a LightningModule,
         `encode_image`), so each of them computes in 16 bits when it is called from outside of the model's forward.
         """
+        if isinstance(model, PrecisionMixin):
+            return model._unidist_precision.report  # of several optimizers, each binds the model
         around = _Around(_TORCH[compute], scaler)
         part = _AroundPart(around)
         classes: dict[type, type] = {}  # modules of one class keep one class: torch.compile looks at it
@@ -82,17 +87,24 @@ class TorchPrecision(PrecisionBinding):
 
         model.__class__ = with_mixin(plain, PrecisionMixin, forward=forward)
         model.__dict__["_unidist_precision"] = around
-        kind = plain.__name__
+        around.kind = plain.__name__
+        return around.report
 
-        def report() -> str:
-            if around.was_called:
-                return ""
-            return (
-                f"neither {kind} nor a module in it was called, so nothing was computed in 16 bits. Call the model, or "
-                "its modules, in place of their forward, and let it hold all that should compute in 16 bits"
-            )
 
-        return report
+def _refuse_second(model: torch.nn.Module, precision: Precision) -> None:
+    """Raise UsageError if a model that computes in 16 bits cannot have another optimizer."""
+    if precision.scaling is None and not is_narrow(precision.parameters):
+        return
+    why = (
+        "each optimizer would scale its loss, which is one"
+        if precision.scaling is not None
+        else "its parameters are 16 bits wide already, and the other optimizer has the 32"
+    )
+    raise UsageError(
+        f"this model ({type(model).__mro__[2].__name__}), or a model that it is a part of, is distributed already, and "
+        f"precision takes one optimizer here: {why}. Call distribute() once, with one optimizer that has several "
+        "parameter groups, or use precision=bf16 without zero"
+    )
 
 
 def _callable_parts(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -151,12 +163,14 @@ class _Around:
         compute: as above.
         is_inside: forward is running.
         was_called: the model, or a module in it, has computed something.
+        kind: name of the model's class.
     """
 
     def __init__(self, compute: torch.dtype, scaler: LossScaler | None) -> None:
         self.compute = compute
         self.is_inside = False
         self.was_called = False
+        self.kind = "the model"
         self._scaler = scaler
 
     @property
@@ -164,6 +178,15 @@ class _Around:
         """The scaler, if gradients of outputs are to be multiplied now."""
         scaler = self._scaler if torch.is_grad_enabled() else None
         return scaler if scaler is not None and scaler.on_outputs else None
+
+    def report(self) -> str:
+        """Say what did not compute in 16 bits, or nothing."""
+        if self.was_called:
+            return ""
+        return (
+            f"neither {self.kind} nor a module in it was called, so nothing was computed in 16 bits. Call the model, "
+            "or its modules, in place of their forward, and let it hold all that should compute in 16 bits"
+        )
 
     def run(self, device: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what forward returns under autocast, as it is."""
@@ -219,6 +242,7 @@ class _AroundPart:
 
     def __init__(self, model: _Around) -> None:
         self._model = model
+        self.report = model.report
 
     def call(self, module: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what forward returns; called from outside, its floating-point tensors in at least 32 bits."""

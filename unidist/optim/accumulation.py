@@ -42,12 +42,16 @@ class Window:
     Attributes:
         in_round: gradients were computed whose exchange is not complete.
         finished: the exchange of the window is complete.
+        num_steps_in_all: calls of `step`, of all windows until now; stepwise only.
+        was_complete: a window was complete, or `flush` has ended one early.
     """
 
     def __init__(self, accumulation: Accumulation) -> None:
         self.accumulation = accumulation
         self.in_round = False
         self.finished = False
+        self.num_steps_in_all = 0
+        self.was_complete = False
         self._passes: list[int] = []  # of each parameter
         self._num_steps = 0  # calls of `step` in this window, stepwise only
 
@@ -100,7 +104,10 @@ class Window:
         if not self.accumulation.stepwise or self.accumulation.passes == 1:
             return True
         self._num_steps += 1
-        return self._num_steps >= self.accumulation.passes
+        self.num_steps_in_all += 1
+        completes = self._num_steps >= self.accumulation.passes
+        self.was_complete |= completes
+        return completes
 
     def finish_round(self) -> None:
         """Note that the exchange is complete."""

@@ -480,6 +480,7 @@ class Update:
         self.communicator.allreduce(counts, counts).wait()
         if passes[0] == 0:
             return None
+        self.window.was_complete = True
         return self._factors.of_short_window(self.accumulation, passes[0])
 
     def rebind(self, context: RuntimeAPI) -> None:

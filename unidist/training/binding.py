@@ -25,6 +25,7 @@ from unidist.strategy.interface import (
     RunsSteps,
     UpdateGate,
 )
+from unidist.training.unfinished import UnfinishedWindows
 
 
 def averages(op: Op) -> bool:
@@ -97,7 +98,7 @@ def planned_update(
             _rules_of(plan, context, framework, options),
         )
 
-    return Update(
+    update = Update(
         runtime,
         make_parts,
         accumulation=accumulation,
@@ -108,6 +109,9 @@ def planned_update(
         in_backward=in_backward and owner.completes_in_backward,
         places=places if plan.model_axes else None,
     )
+    if accumulation.stepwise and accumulation.passes > 1 and not runtime.is_elastic:
+        runtime.owned(UnfinishedWindows).watch(update.window)
+    return update
 
 
 def _rules_of(plan: Plan, context: RuntimeAPI, framework: Framework, options: ExchangeOptions) -> GradientRules:

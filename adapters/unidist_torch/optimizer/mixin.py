@@ -7,7 +7,7 @@ whose `step` and `zero_grad` ask the binding first.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,8 +99,9 @@ class DistributedOptimizerMixin:
     def release(self) -> None:
         """Let go of the parameters: later backward passes are not exchanged for this optimizer, which cannot step.
 
-        For a loop that goes on with another optimizer: `distribute(model, other)` takes the model again, except with
-        `zero=3`. `state_dict()` still works. Every rank calls it, between two updates.
+        For a loop that goes on with another optimizer: `distribute(model, other)` takes the model again, except where
+        it is divided (`zero=3`, `tensor`, `pipeline`, `expert`) and with `precision=fp16`. `state_dict()` still works.
+        Every rank calls it, between two updates.
         """
         self._unidist.release()
 
@@ -183,13 +184,21 @@ def bind(
     return optimizer
 
 
-def check_plain(optimizer: torch.optim.Optimizer) -> None:
+def check_plain(optimizer: object) -> None:
     """Raise UsageError if the optimizer is bound already, or is none."""
-    if not hasattr(optimizer, "param_groups"):
-        raise UsageError(
-            f"an optimizer of torch.optim is expected, not {type(optimizer).__name__}. Of several optimizers give each "
-            "in a call of its own"
-        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
+        attributes: Mapping[str, Any] = getattr(optimizer, "__dict__", {})
+        inner = [name for name, value in attributes.items() if isinstance(value, torch.optim.Optimizer)]
+        advice = "Give an object of a class that derives from torch.optim.Optimizer"
+        if inner:
+            advice = (
+                f"It wraps one, in its attribute {inner[0]!r}: give that one, before {found} is made around it. Then "
+                f"{found} steps it as before"
+            )
+        elif isinstance(optimizer, Iterable) and not isinstance(optimizer, str | type):
+            advice = "Of several optimizers give each in a call of its own"
+        raise UsageError(f"an optimizer of torch.optim is expected, not {found}. {advice}")
     if hasattr(optimizer, "_unidist"):
         raise UsageError("this optimizer is distributed already; call distribute() or DistributedOptimizer() once")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -86,8 +87,11 @@ def bind_model(
     """
     runtime = context.current()
     framework = TorchFramework()
+    _check_model(model)
     check_plain(optimizer)
     refuse_wrapped(model)
+    if not keeps_division:
+        _refuse_second(model, plan)
     _check_owned(optimizer, framework.parameters(model))
     divided = bool(plan.model_axes)
     deferred = prepare_deferred(model, plan)
@@ -97,6 +101,8 @@ def bind_model(
         prepare_to_divide(model, optimizer, runtime)
     outputs = output_check(model, runtime, plan, deferred=deferred)
     model = plan.prepare(model, runtime) if divide is None else divide()
+    if plan.model_axes:
+        _divided.update(model.modules())
     names = framework.parameters(model)
     places = placements_of(model)
     cut = follow_model(optimizer, names, places) if divided else frozenset()
@@ -162,6 +168,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ConfigurationError: the ranks' models or arguments differ.
     """
     runtime = context.current()
+    check_plain(optimizer)
     op = Op(op)
     arguments = OptimizerArguments(
         compression=compression,
@@ -204,6 +211,27 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     bound = bind(optimizer, update, names=names)
     bound._unidist.is_horovods = True
     return bound
+
+
+_divided: WeakSet[torch.nn.Module] = WeakSet()
+"""Modules of models of which this rank holds a part."""
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise UsageError(f"a model of torch.nn is expected, not {found}. Give the model first, then the optimizer")
+
+
+def _refuse_second(model: torch.nn.Module, plan: Plan) -> None:
+    """Raise UsageError if the model is divided, and the plan would divide it once more."""
+    if plan.model_axes and any(module in _divided for module in model.modules()):
+        raise UsageError(
+            f"this model ({type(model).__name__}), or a part of it, is distributed already, and with "
+            f"{' and '.join(plan.model_axes)} parallelism a model takes one optimizer: call distribute() once, with "
+            'one optimizer that has several parameter groups: AdamW([{"params": ..., "lr": ...}, {"params": ...}]). A '
+            "framework that calls it for you (Lightning) calls it for each optimizer of configure_optimizers()"
+        )
 
 
 def _refuse_closure(optimizer: torch.optim.Optimizer, plan: Plan) -> None:

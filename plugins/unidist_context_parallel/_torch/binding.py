@@ -98,7 +98,7 @@ class DividedInputs(ChangesInputs):
             if name not in order and name not in kwargs:
                 raise UsageError(
                     f"context:inputs={self._strategy.inputs}: the forward of {type(model).__name__} has no argument "
-                    f"{name!r}; it has {', '.join(order)}"
+                    f"{name!r}; it has {', '.join(order) or 'none'}"
                 )
             found.append(name if name in kwargs else order.index(name))
         return found

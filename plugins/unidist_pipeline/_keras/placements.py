@@ -38,7 +38,8 @@ class StagePlacements(PlacesParameters):
     @override
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
         if path not in self._whole:
-            raise UsageError(f"this rank's stages have no weight {path!r}; they have: {', '.join(self._whole)}")
+            listed = ", ".join(self._whole) or "none"
+            raise UsageError(f"this rank's stages have no weight {path!r}; they have: {listed}")
         return self._inner.placement(self._whole[path], shape, dtype)
 
     @override

@@ -310,9 +310,10 @@ def _matching(model: torch.nn.Module, patterns: Sequence[str]) -> dict[str, torc
     for pattern in patterns:
         if pattern not in matched:
             some = [path for path, _ in model.named_modules() if path]
+            listed = ", ".join(some[:10]) + (", ..." if len(some) > 10 else "")
             raise ConfigurationError(
-                f"zero:units={'+'.join(patterns)}: the model has no module {pattern!r}; it has {', '.join(some[:10])}"
-                + (", ..." if len(some) > 10 else "")
+                f"zero:units={'+'.join(patterns)}: the model has no module {pattern!r}; it has "
+                f"{listed or f'none: {type(model).__name__} has no modules in it. Leave units out'}"
             )
     for path in found:
         outer = next((other for other in found if path.startswith(f"{other}.")), None)

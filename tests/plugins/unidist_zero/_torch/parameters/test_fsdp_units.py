@@ -38,5 +38,9 @@ def test_patterns_that_cannot_be_followed_are_errors() -> None:
         ConfigurationError, match=r"units=body.\*\+blocks.\*: the model has no module 'blocks.\*'; it has stem, "
     ):
         names(["body.*", "blocks.*"])
+    with pytest.raises(
+        ConfigurationError, match=r"no module 'nosuch.\*'; it has none: Linear has no modules in it. Leave units out"
+    ):
+        find_units(torch.nn.Linear(2, 2), ["nosuch.*"])
     with pytest.raises(ConfigurationError, match=r"'body.0' lies in 'body', and both would be units"):
         names(["body", "body.*"])
