@@ -111,3 +111,72 @@ def test_a_model_whose_parameters_are_away_says_what_to_call(rank_pool: RankPool
     for copied, saved in rank_pool(2).run(on_rank):
         assert "unidist_zero.gathered(model)" in copied
         assert "ud.save(path, model)" in saved
+
+
+def of_weights(strategy: str) -> dict[str, str]:
+    """Compute terms of weights, averages and numbers for a log after a step; return what each says, "" if nothing."""
+    from torch.optim.swa_utils import AveragedModel
+
+    import unidist.torch as ud
+    from unidist.errors import UsageError
+    from unidist.settings.environment import set_variables
+    from unidist_zero import gathered
+
+    def uses(model: Any) -> dict[str, Any]:
+        weight = model[0].weight
+        return {
+            "orthogonality": lambda: ((weight.t() @ weight - torch.eye(4)) ** 2).sum(),
+            "L2": lambda: sum((each**2).sum() for each in model.parameters()),
+            "norms": lambda: [each.data.norm() for each in model.parameters()],
+            "average": lambda: [each.detach().clone().lerp_(each, 0.5) for each in model.parameters()],
+            "copy": lambda: AveragedModel(model).update_parameters(model),
+            "early copy": lambda: AveragedModel(network()).update_parameters(model),
+            "part of the state": lambda: model[0].state_dict()["weight"].numpy(),
+            "count": lambda: sum(each.numel() for each in model.parameters()),
+        }
+
+    def network() -> Any:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+
+    found = {}
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model = network()
+            model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            for name, use in uses(model).items():
+                try:
+                    use()
+                    found[name] = ""
+                except UsageError as exc:
+                    found[name] = str(exc)
+            with gathered(model):
+                if strategy.startswith("zero"):
+                    for use in uses(model).values():
+                        use()
+        finally:
+            ud.shutdown()
+    return found
+
+
+def test_terms_and_averages_of_weights_that_are_away_say_what_to_do(rank_pool: RankPoolFactory) -> None:
+    for rank, found in enumerate(rank_pool(2).run(of_weights, ("zero=3:shared=false",))):
+        assert not found.pop("count")
+        for use, message in found.items():
+            assert "unidist_zero.gathered(model)" in message, use
+            assert f"parameter '0.weight' on rank {rank}" in message, use
+            assert "\n" not in message
+
+
+def test_terms_of_a_cut_weight_say_what_to_do_and_averages_work(rank_pool: RankPoolFactory) -> None:
+    for rank, found in enumerate(rank_pool(2).run(of_weights, ("tensor=2",))):
+        for use in ("average", "copy", "part of the state", "count"):
+            assert not found.pop(use), use
+        assert "(4, 4) and (8, 4)" in found["early copy"]
+        assert "after distribute()" in found["early copy"]
+        for use, message in found.items():
+            assert "parameter '0.weight'" in message, use
+            assert f"rank {rank}" in message, use

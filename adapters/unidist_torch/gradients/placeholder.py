@@ -62,9 +62,10 @@ class ShardedGradient(torch.Tensor):
 
 def sharded_gradient(parameter: torch.Tensor) -> torch.Tensor:
     """Return the placeholder for the gradient of `parameter`; it takes no memory."""
-    made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
-        ShardedGradient, parameter.shape, dtype=parameter.dtype, device=parameter.device
-    )
+    with torch._C.DisableTorchFunctionSubclass():  # the parameter may be of a class that is asked for each attribute
+        made: torch.Tensor = torch.Tensor._make_wrapper_subclass(
+            ShardedGradient, parameter.shape, dtype=parameter.dtype, device=parameter.device
+        )
     return made
 
 

@@ -3,6 +3,17 @@
 May import `operations` and the modules at the root of this package.
 """
 
+from unidist_torch.models.guarded_parameter import (
+    AbsentParameter,
+    CutParameter,
+    CutValues,
+    LentParameter,
+    guard,
+    name_guard,
+    plain_part,
+    plain_use,
+    unguard,
+)
 from unidist_torch.models.lazy_init import BUILT_AS
 from unidist_torch.models.step_runner import (
     ChangesInputs,
@@ -18,6 +29,7 @@ from unidist_torch.models.step_runner import (
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
-    "BUILT_AS", "ChangesInputs", "LossFunction", "PartOfInputs", "PartOfOutputs", "StepRunner", "SyncBatchNorm",
-    "WholeStepRunner", "evaluating", "gradient_computed", "gradient_memory",
+    "AbsentParameter", "BUILT_AS", "ChangesInputs", "CutParameter", "CutValues", "LentParameter", "LossFunction",
+    "PartOfInputs", "PartOfOutputs", "StepRunner", "SyncBatchNorm", "WholeStepRunner", "evaluating",
+    "gradient_computed", "gradient_memory", "guard", "name_guard", "plain_part", "plain_use", "unguard",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.partial_gradient import PartNorms
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import buffer_of
+from unidist_torch.models import plain_use
 from unidist_torch.optimizer.announcements import Announcements
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.grad_scaler import unscale
@@ -177,7 +178,8 @@ class Binding:
         if self._update.window.in_round:
             # Buckets may be on their way: complete the round on every rank, then drop its result.
             self._finish()
-        self._plain.zero_grad(self._optimizer, set_to_none or self._inner.sharded)
+        with plain_use():
+            self._plain.zero_grad(self._optimizer, set_to_none or self._inner.sharded)
         self._callback_queued = False  # of a backward pass that raised before its end
         self._sparse.clear()
         self._update.reset_window()

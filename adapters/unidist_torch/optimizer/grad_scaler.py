@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from unidist_torch.models.guarded_parameter import plain_use
+
 
 def scaled_step(plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, grad_scaler: Any) -> Any:
     """Do the step of class `plain`, with unscaled gradients, unless one has overflowed; returns what it returns.
@@ -16,12 +18,14 @@ def scaled_step(plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optim
         grad_scaler: torch's GradScaler, or None.
     """
     if grad_scaler is None:
-        return plain.step(optimizer)
+        with plain_use():
+            return plain.step(optimizer)
     unscale(optimizer, grad_scaler)
     state = grad_scaler._per_optimizer_states[id(optimizer)]
     if any(found.item() for found in state["found_inf_per_device"].values()):
         return None
-    return plain.step(optimizer)
+    with plain_use():
+        return plain.step(optimizer)
 
 
 def unscale(optimizer: torch.optim.Optimizer, grad_scaler: Any) -> None:

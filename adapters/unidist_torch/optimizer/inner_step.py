@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist.optim.update import Update
+from unidist_torch.models import plain_use
 from unidist_torch.optimizer.grad_scaler import scaled_step
 
 if TYPE_CHECKING:
@@ -132,9 +133,10 @@ class WholeStep(InnerStep):
     @override
     def take(self, first: int, present: Sequence[bool | None]) -> None:
         """Make each gradient a view of the memory that it was reduced in."""
-        for index, is_present in enumerate(present, start=first):
-            if is_present is not None:
-                self._parameters[index].grad = self._views[index] if is_present else None
+        with plain_use():
+            for index, is_present in enumerate(present, start=first):
+                if is_present is not None:
+                    self._parameters[index].grad = self._views[index] if is_present else None
 
     @override
     def step(self, grad_scaler: Any) -> Any:

@@ -22,6 +22,7 @@ from unidist_torch.gradients.partial_gradient import PartialGradient, PartNorms,
 from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import dtype_of, memory_kind
+from unidist_torch.models import plain_use
 from unidist_torch.optimizer.bucket_views import BucketView, make_bucket_view
 from unidist_torch.optimizer.inner_step import InnerStep
 
@@ -130,10 +131,11 @@ class ParameterGradients:
 
         The trained parameters may change during training: layers are unfrozen, groups are added.
         """
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.requires_grad and id(parameter) not in self._index:
-                    self.changed = True
+        with plain_use():
+            for group in self._optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.requires_grad and id(parameter) not in self._index:
+                        self.changed = True
         self._hooks += [None] * (len(self.parameters) - len(self._hooks))
         for index, parameter in enumerate(self.parameters):
             if self._hooks[index] is None and parameter.requires_grad:
@@ -156,7 +158,8 @@ class ParameterGradients:
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         """Bring a gradient that was just computed into its bucket, and report it to the update."""
-        gradient = parameter.grad
+        with plain_use():
+            gradient = parameter.grad
         added = isinstance(gradient, ShardedGradient)  # the script keeps what an earlier pass has left
         if isinstance(gradient, ShardedGradient):
             gradient = gradient.added
@@ -185,7 +188,8 @@ class ParameterGradients:
             else:
                 view.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
-        parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
+        with plain_use():
+            parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
         recorder = update.context.recorder
         if recorder.timeline is not None:
             recorder.begin("backward", again=False)
@@ -198,7 +202,8 @@ class ParameterGradients:
     def take_unhooked(self, first: int) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
         for index in range(first, len(self.parameters)):
-            gradient = self.parameters[index].grad
+            with plain_use():
+                gradient = self.parameters[index].grad
             if gradient is None or self._update.has_gradient(index) or isinstance(gradient, ShardedGradient):
                 continue
             if gradient.layout is not torch.strided:
@@ -216,7 +221,8 @@ class ParameterGradients:
         if not self._shows:
             return
         for index, parameter in enumerate(self.parameters):
-            view, gradient = self._views[index], parameter.grad
+            with plain_use():
+                view, gradient = self._views[index], parameter.grad
             if view.tensor is None or self._sparse.agreed(index) or (gradient is not None and view.holds(gradient)):
                 continue
             if gradient is None:
@@ -247,16 +253,18 @@ class ParameterGradients:
 
     def mark_parts(self) -> None:
         """Let the script see which reduced gradients are parts, see `PartialGradient`."""
-        for parameter in self.parameters if self._cut and self._shows else ():
-            gradient, norms = parameter.grad, self._cut.get(id(parameter))
-            if norms is not None and gradient is not None and gradient.layout is torch.strided:
-                parameter.grad = partial_gradient(gradient, norms)
+        with plain_use():
+            for parameter in self.parameters if self._cut and self._shows else ():
+                gradient, norms = parameter.grad, self._cut.get(id(parameter))
+                if norms is not None and gradient is not None and gradient.layout is torch.strided:
+                    parameter.grad = partial_gradient(gradient, norms)
 
     def unmark_parts(self) -> None:
         """Undo `mark_parts`, for the inner optimizer."""
-        for parameter in self.parameters if self._cut else ():
-            if isinstance(parameter.grad, PartialGradient):
-                parameter.grad = plain_part(parameter.grad)
+        with plain_use():
+            for parameter in self.parameters if self._cut else ():
+                if isinstance(parameter.grad, PartialGradient):
+                    parameter.grad = plain_part(parameter.grad)
 
     def clear(self) -> None:
         """Drop the gradients of all parameters."""

@@ -39,6 +39,7 @@ from unidist_tensor_parallel.layout.roles import (
 )
 from unidist_tensor_parallel.library_roles import TensorRolesSpec
 from unidist_torch.memory import memory_kind
+from unidist_torch.models.guarded_parameter import CutParameter, guard, name_guard
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -149,6 +150,10 @@ class TorchTensor(TensorBinding, KeepsCuts):
         keep_off_fused_paths(model)
         if context.mesh.model_axes == (AXIS,):  # one that is divided along another axis too is never run as a whole
             cut = replace(cut, check=install_guards(model, Region(cut.axis, cut.random), cut.random))
+        for path, parameter in model.named_parameters():
+            if path in cut.paths:
+                name_guard(parameter, path, context.topology.rank)
+                guard(parameter, CutParameter)
         object.__setattr__(model, _CUT, cut)
 
     @override

@@ -15,6 +15,7 @@ from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel._torch.layers.vocabulary import cut_embedding, why_whole
 from unidist_tensor_parallel.layout.cuts import Cut, Heads, even
 from unidist_tensor_parallel.layout.roles import Role
+from unidist_torch.models.guarded_parameter import plain_use
 
 
 class Cutter:
@@ -134,7 +135,7 @@ class Cutter:
                 )
             return
         indices = torch.tensor(cut.indices(self._axis.rank), device=parameter.device)
-        with torch.no_grad():
+        with torch.no_grad(), plain_use():
             parameter.data = parameter.data.index_select(cut.dim, indices)
         self._cut[id(parameter)] = (path, cut)
         self.cuts |= dict.fromkeys(self._paths[id(parameter)], cut)

@@ -14,6 +14,7 @@ from unidist.errors import ConfigurationError, UsageError
 from unidist.optim.update import Update
 from unidist_torch.gradients.placeholder import sharded_gradient
 from unidist_torch.memory import memory_kind
+from unidist_torch.models import plain_use
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
 from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
 from unidist_zero._torch.checkpoint import ShardedOptimizerState
@@ -146,10 +147,11 @@ class ShardedStep(InnerStep):
     @override
     def take(self, first: int, present: Sequence[bool | None]) -> None:
         """See `InnerStep.take`: the gradients are where this rank's segments look for them."""
-        for index, is_present in enumerate(present, start=first):
-            self._present[index] = bool(is_present)
-            parameter = self._parameters[index]
-            parameter.grad = sharded_gradient(parameter) if is_present else None
+        with plain_use():
+            for index, is_present in enumerate(present, start=first):
+                self._present[index] = bool(is_present)
+                parameter = self._parameters[index]
+                parameter.grad = sharded_gradient(parameter) if is_present else None
 
     @override
     def step(self, grad_scaler: Any) -> Any:
@@ -200,8 +202,9 @@ class ShardedStep(InnerStep):
 
     @override
     def skip(self) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
+        with plain_use():
+            for parameter in self._parameters:
+                parameter.grad = None
         for shard in self._shards:
             shard.exchange.release_shards()
 

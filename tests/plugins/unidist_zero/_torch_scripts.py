@@ -213,14 +213,15 @@ def parameters_of_stage_3_outside_of_forward() -> None:
         step(model, optimizer, 0)
         weight = model[0].weight
         assert weight.shape == (7, 5)
-        assert weight.isnan().all()
-        with torch.no_grad(), pytest.raises(RuntimeError):
-            weight.mul_(2)
+        for use in (lambda: weight.mul_(2), weight.detach, weight.norm, lambda: weight.data.copy_(weight)):
+            with torch.no_grad(), pytest.raises(UsageError, match=r"'0.weight' on rank \d.*unidist_zero.gathered\("):
+                use()
         before = model.state_dict()["0.weight"]
         assert before.isfinite().all()
         with gathered(model), torch.no_grad():
             weight.mul_(2)
-        assert weight.isnan().all()
+        with pytest.raises(UsageError, match=r"'0.weight' on rank \d"):
+            weight.isnan()
         torch.testing.assert_close(model.state_dict()["0.weight"], 2 * before)
         model.load_state_dict({name: value + 1 for name, value in model.state_dict().items()})
         torch.testing.assert_close(model.state_dict()["0.weight"], 2 * before + 1)

@@ -12,6 +12,7 @@ from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.linear import cut_row
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel.layout.cuts import Cut, Heads
+from unidist_torch.models.guarded_parameter import plain_part
 
 _PROJECTIONS = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 
@@ -55,7 +56,7 @@ class HeadsOfAttention(torch.nn.MultiheadAttention):
         region.begin_cut(self, q)
         if self.bias_k is not None and self.bias_v is not None:
             k, v = (
-                torch.cat([each, bias.expand(each.shape[0], -1, -1)], 1)
+                torch.cat([each, plain_part(bias).expand(each.shape[0], -1, -1)], 1)
                 for each, bias in ((k, self.bias_k), (v, self.bias_v))
             )
         q, k, v = (each.view(*each.shape[:2], -1, self.head_dim).transpose(1, 2) for each in (q, k, v))  # (B, H, ., D)
@@ -86,12 +87,16 @@ class HeadsOfAttention(torch.nn.MultiheadAttention):
         return outputs, weights if batched else weights.squeeze(0)
 
     def _projected(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        packed: torch.Tensor | None = self.in_proj_weight  # torch's annotation leaves None out
+        bias = None if self.in_proj_bias is None else plain_part(self.in_proj_bias)
+        biases = [None] * 3 if bias is None else bias.chunk(3)
+        # torch's annotation leaves None out
+        packed: torch.Tensor | None = (
+            self.in_proj_weight if self.in_proj_weight is None else plain_part(self.in_proj_weight)
+        )
         if packed is None:
-            weights = [getattr(self, name) for name in _PROJECTIONS]
+            weights = [plain_part(getattr(self, name)) for name in _PROJECTIONS]
         elif inputs[0] is inputs[1] is inputs[2]:
-            return list(F.linear(inputs[0], packed, self.in_proj_bias).chunk(3, -1))
+            return list(F.linear(inputs[0], packed, bias).chunk(3, -1))
         else:
             weights = list(packed.chunk(3))
         return [F.linear(*each) for each in zip(inputs, weights, biases, strict=True)]

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel.layout.cuts import Cut
+from unidist_torch.models.guarded_parameter import plain_part, plain_use
 
 
 class ColumnLinear(torch.nn.Linear):
@@ -25,7 +26,7 @@ class ColumnLinear(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's outputs, or all of them. Collective in its backward pass."""
         region = self.unidist_region
-        outputs = F.linear(region.enter(x), self.weight, self.bias)
+        outputs = part_linear(region.enter(x), self.weight, self.bias)
         if not self.unidist_gathers:
             region.begin_cut(self, outputs)
             return outputs
@@ -49,7 +50,7 @@ class RowLinear(torch.nn.Linear):
         region.end_cut()
         if self.unidist_splits:
             x = region.axis.split(x, self.unidist_cut.counts)
-        outputs = region.leave(F.linear(x, self.weight))
+        outputs = region.leave(part_linear(x, self.weight))
         return outputs if self.bias is None else outputs + region.whole_parameter(self.bias)
 
     @override
@@ -59,6 +60,16 @@ class RowLinear(torch.nn.Linear):
 
 LINEARS = (torch.nn.Linear, torch.nn.modules.linear.NonDynamicallyQuantizableLinear)
 """The classes whose forward is that of `torch.nn.Linear`; what a subclass computes is not known."""
+
+
+def part_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `torch.nn.functional.linear` with parameters of which this rank has a part."""
+    if type(x) is torch.Tensor and not torch.compiler.is_compiling():
+        with plain_use():
+            return F.linear(x, weight, bias)
+    if isinstance(x, torch.Tensor):  # a compiled graph keeps no context, and another class does something else
+        weight, bias = plain_part(weight), None if bias is None else plain_part(bias)
+    return F.linear(x, weight, bias)
 
 
 def cut_column(layer: Any, cut: Cut, region: Region, *, gathers: bool = False) -> None:

@@ -16,6 +16,7 @@ from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.linear import ColumnLinear
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel.layout.cuts import Cut
+from unidist_torch.models.guarded_parameter import plain_part
 from unidist_torch.operations.differentiable import check_once
 
 
@@ -38,7 +39,8 @@ class VocabularyEmbedding(torch.nn.Embedding):
         local = ids - first
         elsewhere = (local < 0) | (local >= count)
         padding = None if self.padding_idx is None else self.padding_idx - first
-        rows = F.embedding(local.masked_fill(elsewhere, 0), self.weight, padding if padding in range(count) else None)
+        padding = padding if padding in range(count) else None
+        rows = F.embedding(local.masked_fill(elsewhere, 0), plain_part(self.weight), padding)
         return axis.leave(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
     @override

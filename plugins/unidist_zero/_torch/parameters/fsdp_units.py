@@ -60,12 +60,12 @@ class Unit:
         for bucket in self.buckets:
             bucket.gather_for_writing()
 
-    def gather(self) -> None:
-        """Return when all parameters have their values."""
+    def gather(self, *, lends: bool = False) -> None:
+        """Return when all parameters have their values; see `GatheredBucket.finish_gather`."""
         with calling(f"a pass through {self.name or 'the model'}"):
             self.start_gather()
             for bucket in self.buckets:
-                bucket.finish_gather()
+                bucket.finish_gather(lends=lends)
 
     def release(self, *, spares_views: bool = False) -> None:
         """Free the memory; see `GatheredBucket.release`."""
@@ -138,8 +138,8 @@ class Units:
             if unit.is_root:
                 self._called = []
             elif not self._in_backward:
-                self.root.gather()  # a part of the model is called by itself, maybe
-            unit.gather()
+                self.root.gather(lends=True)  # a part of the model is called by itself, maybe
+            unit.gather(lends=True)
             if self._in_backward or unit.is_root:
                 return
             if self._called:
@@ -204,8 +204,8 @@ class Units:
                 is_next = other in together or other in before
                 if not (other.is_root or other.stays or is_next or self._derived_again):
                     other.release()
-            self.root.gather()
-            unit.gather()
+            self.root.gather(lends=True)
+            unit.gather(lends=True)
             for other in before:
                 other.start_gather()
 

@@ -12,6 +12,7 @@ from unidist.communicator import Work
 from unidist.errors import MismatchError, UsageError
 from unidist_torch.gradients.parameters import reattach, shaped
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
+from unidist_torch.models.guarded_parameter import AbsentParameter, LentParameter, guard, unguard
 from unidist_torch.models.lazy_init import BUILT_AS
 from unidist_zero.sharding.gather_check import GatherCheck
 from unidist_zero.sharding.partition import Piece, ShardedBucket
@@ -31,8 +32,7 @@ class BucketState(Enum):
 class GatheredBucket:
     """The parameters of one bucket. Every rank of the shard group makes the same calls in the same order.
 
-    While the bucket is absent its parameters are NaN in their own shape, without memory: reading them does no harm,
-    writing to them is an error of torch.
+    While the bucket is absent its parameters have their own shape and no memory, and using their values is an error.
 
     Args:
         number: of the bucket in its partition.
@@ -79,6 +79,7 @@ class GatheredBucket:
             view = shaped(self._flat[slot.offset : slot.offset + slot.count], parameter)
             self._places[slot.parameter] = (parameter, view, nothing.expand(parameter.shape))
         self.state = BucketState.EMPTY
+        self._is_lent = False  # see `finish_gather`
         self._work: Work | None = None
         self._failed: Work | None = None  # a gather that may still write to the memory
         if initial is BucketState.WHOLE:
@@ -124,6 +125,7 @@ class GatheredBucket:
         with torch.no_grad():
             self._flat.zero_()
             for parameter, view, nothing in self._places.values():
+                unguard(parameter)
                 view.copy_(nothing if hasattr(parameter, BUILT_AS) else parameter)
                 parameter.data = view
         self.state = BucketState.WHOLE
@@ -148,8 +150,12 @@ class GatheredBucket:
             shard = buffer_of(place)
         self._work = self.shard_group.communicator.allgather(shard, buffer_of(self._flat), counts=self.cut.counts)
 
-    def finish_gather(self) -> None:
-        """Return when the parameters have their values."""
+    def finish_gather(self, *, lends: bool = False) -> None:
+        """Return when the parameters have their values.
+
+        Args:
+            lends: for the time in which a layer computes: what a script takes meanwhile is a copy.
+        """
         self.start_gather()
         if self._work is not None:
             work, self._work = self._work, None
@@ -163,6 +169,12 @@ class GatheredBucket:
                 self._failed = work
                 raise
             self._show()
+        if lends and not self._is_lent:
+            self.update_shard()
+            self._is_lent = True
+            for parameter, _, _ in self._places.values():
+                if type(parameter) is torch.nn.Parameter:
+                    guard(parameter, LentParameter)
 
     def update_shard(self) -> None:
         """Copy this rank's part of the whole to the shard, if the whole is what counts."""
@@ -205,17 +217,24 @@ class GatheredBucket:
     def gather_for_writing(self) -> None:
         """Gather. The whole is what counts from now on: every rank may write the same values to the parameters."""
         self.finish_gather()
+        for parameter, _, _ in self._places.values():
+            unguard(parameter)
+        self._is_lent = False
         self.state = BucketState.WHOLE
 
     def remove(self, number: int) -> None:
         """Stop managing a parameter; it keeps its values."""
         parameter, view, _ = self._places.pop(number)
+        unguard(parameter)
         if parameter.data_ptr() == view.data_ptr():
             parameter.data = view.clone()
 
     def _vanish(self, state: BucketState, *, spares_views: bool = False) -> None:
         for parameter, _, nothing in self._places.values():
+            unguard(parameter)
             parameter.data = nothing
+            guard(parameter, AbsentParameter)
+        self._is_lent = False
         self._let_go(spares_views=spares_views)
         self.state = state
 
@@ -247,5 +266,6 @@ class GatheredBucket:
 
     def _show(self) -> None:
         for parameter, view, _ in self._places.values():
+            unguard(parameter)
             parameter.data = view
         self.state = BucketState.GATHERED

@@ -23,6 +23,7 @@ from unidist_torch.checkpoint.states import HoldsParameters, ModelState
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, dtype_of, memory_kind
+from unidist_torch.models.guarded_parameter import name_guard
 from unidist_zero._torch.parameters.fsdp_units import Unit, Units
 from unidist_zero._torch.parameters.gathered_bucket import BucketState, GatheredBucket
 from unidist_zero._torch.parameters.lazy_init import DeferredModel, has_deferred
@@ -98,6 +99,8 @@ class ShardedModel(HasKeptState, HoldsParameters, GathersParameters):
             self._shard_groups = {}
             self._names = []
         self._context = context
+        for name, parameter in self._model.named_parameters():
+            name_guard(parameter, name, context.topology.rank)
 
     def groups(self, parameters: Sequence[torch.Tensor]) -> tuple[tuple[int, ...], ...]:
         """Return the positions of each unit's parameters among an optimizer's."""

@@ -1,0 +1,283 @@
+"""Parameters that are not whole on this rank: their values cannot be used by mistake.
+
+A parameter of a model stays the same object and changes its class. The layers and optimizers that know what they have
+use it within `plain_use`, where it is an ordinary parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from unidist.errors import UsageError
+
+plain_use = torch._C.DisableTorchFunctionSubclass
+"""Context manager: guards let everything pass."""
+
+_GUARD = "_unidist_guard"
+_OWN_CLASS = "_unidist_own_class"
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_DESCRIBING = _words(
+    """
+    __len__ __hash__ __dir__ __format__ dim ndimension numel nelement size stride storage_offset element_size
+    get_device data_ptr untyped_storage storage _typed_storage storage_type type_code register_hook has_names
+    register_post_accumulate_grad_hook requires_grad_ retain_grad backward grad result_type can_cast promote_types
+    zeros_like ones_like empty_like full_like rand_like randn_like new_zeros new_ones new_empty new_full new_tensor
+    new_empty_strided _has_compatible_shallow_copy_type _is_view as_subclass
+    """
+)
+_VALUE_PROPERTIES = _words("data T mT H mH real imag")
+_SHAPED_LIKE = _words("view_as expand_as reshape_as type_as resize_as_ align_as")
+
+_READING = _words(
+    "numpy tolist __array__ __repr__ __reduce_ex__ __deepcopy__ equal allclose isnan isfinite isinf isclose"
+)
+_SAME_PARTS = _words(
+    """
+    detach clone contiguous to type cpu cuda float half bfloat16 double pin_memory alias view reshape flatten ravel
+    view_as reshape_as type_as t transpose permute unsqueeze squeeze swapaxes movedim T mT
+    add sub subtract mul multiply div divide true_divide rsub neg negative positive abs absolute pow square sqrt rsqrt
+    reciprocal sign sgn clamp clip exp log log1p lerp addcmul addcdiv maximum minimum where nan_to_num
+    eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__
+    __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __pow__ __neg__ __pos__ __abs__
+    """
+)
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What messages say of a parameter.
+
+    Args:
+        name: of the parameter.
+        rank: this one.
+    """
+
+    name: str
+    rank: int
+
+
+def name_guard(parameter: torch.Tensor, name: str, rank: int) -> None:
+    """Note what messages say of a parameter."""
+    setattr(parameter, _GUARD, Guard(name, rank))
+
+
+def guard(parameter: torch.Tensor, kind: type[torch.nn.Parameter]) -> None:
+    """Let a parameter be of another class until `unguard`. One that is of a library's own class is left as it is."""
+    present: Any = type(parameter)
+    if present is torch.nn.Parameter or issubclass(present, CutParameter):
+        setattr(parameter, _OWN_CLASS, present)
+    elif present not in (AbsentParameter, LentParameter):
+        return
+    parameter.__class__ = kind
+
+
+def unguard(parameter: torch.Tensor) -> None:
+    """Let a parameter that is absent or lent be of the class that it had before."""
+    if type(parameter) in (AbsentParameter, LentParameter):
+        parameter.__class__ = getattr(parameter, _OWN_CLASS)
+
+
+def plain_part(values: torch.Tensor) -> torch.Tensor:
+    """Return the values of a cut parameter as a tensor without guard. It has the same memory and the same gradient."""
+    with plain_use():
+        return values.as_subclass(torch.Tensor)
+
+
+class GuardedParameter(torch.nn.Parameter):
+    """A parameter whose shape and type can be read, and which takes a gradient."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Let descriptions pass; torch calls it for every use."""
+        name = _name_of(func)
+        with plain_use():
+            if _describes(name, args):
+                return func(*args, **(kwargs or {}))
+            return cls._used(func, name, args, kwargs or {})
+
+    @classmethod
+    def _used(cls, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Do what asks for values, or refuse it. Guards are off meanwhile."""
+        raise NotImplementedError
+
+
+class AbsentParameter(GuardedParameter):
+    """A parameter that has no values now."""
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's has no types
+        return f"Parameter of shape {tuple(self.shape)} ({self.dtype}), whose values are away (zero=3)"
+
+    @classmethod
+    def _used(cls, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        found = next(_guards_in((args, kwargs), AbsentParameter), Guard("", -1))
+        raise UsageError(
+            f"{_plain(name)} was asked for the values of parameter {found.name!r} on rank {found.rank}, which are "
+            "away: zero=3 divides them over the ranks, and they are here only while the layer computes. Read, copy or "
+            "average them (EMA) in `with unidist_zero.gathered(model):` on every rank, compute a loss of weights in "
+            "the forward of their layer, or keep the parameters whole with zero=2"
+        )
+
+
+class LentParameter(torch.nn.Parameter):
+    """A parameter that has its values while its layer computes: what a script takes from it is a copy, and stays."""
+
+    def detach(self) -> torch.Tensor:
+        """Return a copy without a gradient."""
+        return super().detach().clone()
+
+
+_data: Any = torch.Tensor.data
+LentParameter.data = property(lambda self: _data.__get__(self).clone(), _data.__set__)  # type: ignore[assignment]
+
+
+class CutParameter(GuardedParameter):
+    """This rank's part of a parameter.
+
+    Results of element-wise operations are parts as well, of class `CutValues`. Sums, norms, products and the like would
+    be of this rank's part alone, and raise UsageError.
+    """
+
+    def __deepcopy__(self, memo: Any) -> CutParameter:
+        with plain_use():
+            made: Any = super().__deepcopy__(memo)
+            setattr(made, _GUARD, getattr(self, _GUARD, Guard("", -1)))
+            return made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with plain_use():
+            return super().__reduce_ex__(protocol)
+
+    @classmethod
+    def _used(cls, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return _used_part(func, name, args, kwargs)
+
+
+class CutValues(torch.Tensor):
+    """Values computed of a cut parameter, element by element. Copied as such, and pickled as a plain tensor."""
+
+    def __deepcopy__(self, memo: Any) -> CutValues:
+        with plain_use():
+            made: torch.Tensor = self.as_subclass(torch.Tensor).__deepcopy__(memo)
+            return _part(made, getattr(self, _GUARD))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with plain_use():
+            return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See `CutParameter`."""
+        name = _name_of(func)
+        with plain_use():
+            if _describes(name, args):
+                return func(*args, **(kwargs or {}))
+            return _used_part(func, name, args, kwargs or {})
+
+
+def _used_part(func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Do what gives a part of the same whole, or reads this rank's; refuse everything else."""
+    first = next(_guards_in((args, kwargs), (CutParameter, CutValues)))
+    plain = name.removesuffix(".__get__")
+    if name in _READING or name.endswith(".__set__"):
+        return func(*args, **kwargs)
+    writes = plain.endswith("_") and not plain.endswith("__")
+    stem = plain.rstrip("_") if writes else plain
+    if plain.startswith("_f"):  # of lists: _foreach_, _fused_
+        allowed = writes or stem.removeprefix("_foreach_") in _SAME_PARTS
+    elif writes:
+        allowed = isinstance(args[0], CutParameter | CutValues) or stem == "copy" or stem in _SAME_PARTS
+    else:
+        allowed = plain in _SAME_PARTS or plain == "data" or (plain.startswith("__i") and plain != "__invert__")
+    if not allowed:
+        raise _refusal(plain, first)
+    try:
+        made = func(*args, **kwargs)
+    except RuntimeError as exc:
+        shapes = {tuple(each.shape) for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)}
+        if len(shapes) > 1:
+            raise UsageError(
+                f"{_plain(plain)} was given the part of parameter {first.name!r} that rank {first.rank} has, and a "
+                f"tensor of another shape ({' and '.join(map(str, sorted(shapes)))}): the model is cut over ranks "
+                "(strategy tensor). Make copies and averages (EMA) of the model after distribute()"
+            ) from exc
+        raise
+    if isinstance(made, list | tuple):
+        return type(made)(_part(each, first) for each in made)
+    return _part(made, first) if isinstance(made, torch.Tensor) and not writes else made
+
+
+def _part(values: Any, of: Guard) -> Any:
+    if type(values) is not torch.Tensor:
+        return values
+    made = values.as_subclass(CutValues)
+    setattr(made, _GUARD, of)
+    return made
+
+
+def _refusal(name: str, of: Guard) -> UsageError:
+    return UsageError(
+        f"{_plain(name)} was asked of parameter {of.name!r} on rank {of.rank}, which has a part of it: the model is "
+        "cut over ranks (strategy tensor), and the result would be of this part alone. Element-wise operations work; "
+        "for L2 use the weight_decay of the optimizer. Else let the layer keep its weight whole (role replicate in "
+        "tensor=N:plan=PATTERN=ROLE), or use another strategy"
+    )
+
+
+_names: dict[Any, str] = {}
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    """Return the name of a function of torch; that of an attribute with what is done to it, as in `data.__get__`."""
+    found = _names.get(func)
+    if found is None:
+        found = getattr(func, "__name__", str(func))
+        owner = getattr(func, "__self__", None)
+        if found in ("__get__", "__set__", "__delete__") and owner is not None:
+            found = f"{owner.__name__}.{found}"
+        _names[func] = found
+    return found
+
+
+def _describes(name: str, args: Sequence[Any]) -> bool:
+    """Say whether a use asks for no values: of shape, type, memory, gradient."""
+    attribute, _, access = name.partition(".")
+    if access:
+        return attribute not in _VALUE_PROPERTIES
+    if name in _DESCRIBING or (name.startswith("is_") and name != "is_nonzero"):
+        return True
+    return name in _SHAPED_LIKE and not isinstance(args[0], GuardedParameter | CutValues)
+
+
+def _plain(name: str) -> str:
+    return f".{name.partition('.')[0]}" if "." in name else f"{name}()"
+
+
+def _guards_in(value: Any, kinds: Any) -> Iterator[Guard]:
+    if isinstance(value, kinds):
+        yield getattr(value, _GUARD, Guard("", -1))
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _guards_in(each, kinds)
+    elif isinstance(value, Mapping):
+        yield from _guards_in(list(value.values()), kinds)
