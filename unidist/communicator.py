@@ -58,6 +58,8 @@ class Capabilities:
         negotiates: the engine matches operations by name itself (Horovod); our negotiation is bypassed.
         engine_memory: `allocate` returns memory that collectives use without a copy.
         bucket_bytes: gradient bucket size at which this engine performs well.
+        num_pending: collectives that may be under way on a rank before its peers take part: to post another waits for
+            them. None: any number.
     """
 
     memory_kinds: frozenset[str] = frozenset((HOST,))
@@ -67,6 +69,7 @@ class Capabilities:
     negotiates: bool = False
     engine_memory: bool = False
     bucket_bytes: int = 25 << 20
+    num_pending: int | None = None
 
 
 class Work(ABC):

@@ -64,7 +64,12 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         self.members = members
         self.timeout = timeout
         self.description = f"shm, ranks {format_ranks(members)}"
-        self.capabilities = Capabilities(detects_mismatch=True, engine_memory=True, bucket_bytes=32 << 20)
+        self.capabilities = Capabilities(
+            detects_mismatch=True,
+            engine_memory=True,
+            bucket_bytes=32 << 20,
+            num_pending=48,  # of 64 slots (UD_RING): a few are for what comes between gradients
+        )
         self._shared = shared
         self._slot = slot
         crowded = len(host.bases) > len(os.sched_getaffinity(0))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS, AllReduceExchange
+    from unidist.gradients.allreduce import PATIENCE_SEC, AllReduceExchange
     from unidist.gradients.buckets import ALIGNMENT_BYTES, BucketLayout, ParameterInfo, Slot, plan_buckets
     from unidist.gradients.compression import (
         Bucket,
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENT_BYTES", "AllReduceExchange", "Bucket", "BucketCompressor", "BucketLayout", "CompressorSpec",
     "ExchangeOptions", "ExchangeSeries", "GradientCompressor", "GradientExchange", "LocalExchange", "LossScaling",
-    "MAX_EARLY_OPERATIONS", "ParameterInfo", "PerTensor", "Precision", "ReducedGradients", "RoundResult", "Slot",
+    "PATIENCE_SEC", "ParameterInfo", "PerTensor", "Precision", "ReducedGradients", "RoundResult", "Slot",
     "TensorAccess", "build_compressor", "is_narrow", "plan_buckets",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "allreduce": "AllReduceExchange MAX_EARLY_OPERATIONS",
+        "allreduce": "AllReduceExchange PATIENCE_SEC",
         "buckets": "ALIGNMENT_BYTES BucketLayout ParameterInfo Slot plan_buckets",
         "compression": "Bucket BucketCompressor CompressorSpec GradientCompressor build_compressor",
         "interface": "GradientExchange ReducedGradients RoundResult",

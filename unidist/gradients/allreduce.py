@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from unidist.framework import Framework
 
 
-MAX_EARLY_OPERATIONS = 48
-"""Collectives that a round posts before `finish`. An engine has a limited number of slots (shm: 64). When they are used
-up, posting waits for the peers, and a joined peer takes part only when it is told to, which happens before `finish`."""
+PATIENCE_SEC = 1.0
+"""How long a round waits, all in all, for buckets under way before `finish`: a joined peer takes part only when it is
+told to, which happens later."""
 
 
 @dataclass
@@ -38,6 +39,11 @@ class _Bucket:
     work: Work | None = None
     posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
+
+    @property
+    def num_operations(self) -> int:
+        """Collectives that its exchange posts."""
+        return 1 if self.compression is None else self.compression.num_operations
 
 
 class AllReduceExchange(GradientExchange):
@@ -85,8 +91,6 @@ class AllReduceExchange(GradientExchange):
         self.has_other_memory = all(bucket.compression is None for bucket in self._buckets)  # compressors know one
         self._status = host.allocate(len(self.parameters) + 1)
         self._status_bytes = self._status.bytes()
-        self._posted = 0
-        self._num_early = 0
         self._in_round = False
         self._reset()
 
@@ -200,13 +204,33 @@ class AllReduceExchange(GradientExchange):
         return self._device
 
     def _post_early(self) -> None:
-        """Post the complete buckets whose turn it is, except the last, up to MAX_EARLY_OPERATIONS."""
+        """Post the complete buckets whose turn it is, except the last, as many as the engine takes."""
         while self._posted < len(self._buckets) - 1 and self._buckets[self._posted].waiting == 0:
             bucket = self._buckets[self._posted]
-            self._num_early += bucket.compression.num_operations if bucket.compression is not None else 1
-            if self._num_early > MAX_EARLY_OPERATIONS:
+            if not self._has_room(bucket):
                 return
             self._post(bucket, self.scale)
+
+    def _has_room(self, bucket: _Bucket) -> bool:
+        """Say whether the engine takes a bucket; if it is full, wait for the oldest one under way, but not for ever."""
+        limit = self._communicator(bucket.layout).capabilities.num_pending
+        if limit is None:
+            return True
+        while self._num_pending + bucket.num_operations > limit:
+            if self._num_done == self._posted:
+                return False  # more operations than the engine takes at once
+            oldest = self._buckets[self._num_done]
+            assert oldest.work is not None
+            if not oldest.work.done():
+                if self._patience_sec <= 0 or oldest.compression is not None:  # which may go on in `wait` only
+                    return False
+                begin = time.monotonic()
+                oldest.work.poll(timedelta(seconds=self._patience_sec))
+                self._patience_sec -= time.monotonic() - begin
+                continue
+            self._num_done += 1
+            self._num_pending -= oldest.num_operations
+        return True
 
     def _post(self, bucket: _Bucket, scale: float) -> None:
         for index in bucket.missing:
@@ -221,6 +245,7 @@ class AllReduceExchange(GradientExchange):
             communicator = self._communicator(bucket.layout)
             bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
         self._posted += 1
+        self._num_pending += bucket.num_operations
         bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0
 
     def _reset(self) -> None:
@@ -230,6 +255,6 @@ class AllReduceExchange(GradientExchange):
             bucket.waiting = len(bucket.missing)
         for i in range(len(self._status_bytes)):
             self._status_bytes[i] = 0
-        self._posted = 0
-        self._num_early = 0
+        self._posted = self._num_done = self._num_pending = 0
+        self._patience_sec = PATIENCE_SEC
         self._in_round = False

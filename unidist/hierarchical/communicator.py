@@ -58,6 +58,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             f"{outer.description.partition(',')[0]} between {len(layout.hosts)} hosts, "
             f"{inner.description.partition(',')[0]} inside, ranks {format_ranks(self.members)}"
         )
+        limits = [each.capabilities.num_pending for each in (outer, inner) if each.capabilities.num_pending is not None]
         self.capabilities = replace(
             outer.capabilities,
             memory_kinds=frozenset((HOST,)),
@@ -66,6 +67,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             detects_mismatch=False,
             negotiates=False,
             engine_memory=inner.capabilities.engine_memory,
+            num_pending=min(limits) if limits else None,
         )
         self._outer, self._inner = outer, inner
         # Where all ranks share a host, or none do, there is nothing to compose.

@@ -21,7 +21,7 @@ from typing_extensions import override
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import ExtraPassError, UsageError
-from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS
+from unidist.gradients.allreduce import PATIENCE_SEC
 from unidist.gradients.buckets import ParameterInfo, Slot
 from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
 from unidist.gradients.precision import is_narrow
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from unidist.framework import Framework
     from unidist.gradients.precision import Precision
 
-_PATIENCE_SEC = 1.0
 _POLL_SEC = 50e-6
 
 
@@ -168,9 +167,10 @@ class ReduceScatterExchange(GradientExchange):
         bucket.missing.discard(index)
         bucket.waiting -= 1
         while self._posted < len(self._buckets) - 1 and self._in_order[self._posted].waiting == 0:
-            if self._posted >= MAX_EARLY_OPERATIONS:
+            bucket = self._in_order[self._posted]
+            if not self._has_room(bucket.shard_group.communicator.capabilities.num_pending):
                 return
-            self._post(self._in_order[self._posted], self.scale)
+            self._post(bucket, self.scale)
 
     @override
     def holds(self, index: int) -> bool:
@@ -280,28 +280,37 @@ class ReduceScatterExchange(GradientExchange):
         """Return the bucket's memory; at stages 2 and 3 a bucket that has none gets some, with clean gaps."""
         if bucket.memory is None:
             pool = self._pools[bucket.cut.memory]
-            if pool.exhausted:
-                self._reclaim(pool)
+            self._finish_oldest(lambda: pool.exhausted)
             pooled, memory = pool.acquire(bucket.cut.count * bucket.cut.dtype.itemsize)
             bucket.pooled, bucket.memory = pooled, memory.cast(bucket.cut.dtype)
             for offset, count in bucket.cut.gaps:
                 self._framework.zero(bucket.memory.slice(offset, count))
         return bucket.memory
 
-    def _reclaim(self, pool: BucketBuffers) -> None:
-        """Wait for a bucket in flight to be reduced; but not for ever.
+    def _has_room(self, limit: int | None) -> bool:
+        """Say whether another bucket may be in flight; wait for that."""
+        return limit is None or self._finish_oldest(lambda: self._posted - self._completed >= limit)
 
-        A rank that has joined takes part only when an update is announced, which is after this pass: then more memory
-        must be allocated instead.
+    def _finish_oldest(self, is_full: Callable[[], bool]) -> bool:
+        """Wait for buckets in flight to be reduced, the oldest first, while `is_full`; but not for ever.
+
+        A rank that has joined takes part only when an update is announced, which is after this pass. Then more memory
+        must be allocated instead, or buckets must wait for the end of the pass.
+
+        Returns:
+            Whether it is full no longer.
         """
-        while self._completed < self._posted and pool.exhausted:
+        while is_full():
+            if self._completed == self._posted:
+                return False
             if self._advance(self._in_order[self._completed], wait=False):
                 self._completed += 1
                 continue
             if self._patience_sec <= 0:
-                return
+                return False
             time.sleep(_POLL_SEC)
             self._patience_sec -= _POLL_SEC
+        return True
 
     # A pass
 
@@ -313,7 +322,7 @@ class ReduceScatterExchange(GradientExchange):
             bucket.waiting = len(bucket.missing)
         self._touched: set[int] = set()
         self._posted = self._completed = 0
-        self._patience_sec = _PATIENCE_SEC
+        self._patience_sec = PATIENCE_SEC
 
     def _clear_status(self) -> None:
         for i in range(len(self._status_bytes)):
@@ -360,8 +369,7 @@ class ReduceScatterExchange(GradientExchange):
     def _widened(self, bucket: _Bucket, memory: Buffer, dtype: DType) -> Buffer:
         """Return a copy of the bucket's gradients in the type that they are added up in."""
         pool = self._wide_pools[bucket.cut.memory]
-        if pool.exhausted:
-            self._reclaim(pool)
+        self._finish_oldest(lambda: pool.exhausted)
         bucket.wide, pooled = pool.acquire(memory.count * dtype.itemsize)
         wide = pooled.cast(dtype)
         self._framework.convert(memory, wide)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -251,3 +252,70 @@ def test_the_time_in_which_a_round_waits_is_added_up(monkeypatch: pytest.MonkeyP
 
     on_ranks(1, main)
     assert recorder.waited_sec == 2 * (len(ALIKE) + 1) * 3.0  # a bucket for each, and who has a gradient
+
+
+class Limited(RecordingCommunicator):
+    """One of an engine that has only so many operations under way, whose peers come when they are let.
+
+    Args:
+        inner: does the work.
+        limit: see `Capabilities.num_pending`.
+        is_late: the peers come at first when `wait` is called.
+    """
+
+    def __init__(self, inner: Communicator, limit: int | None, *, is_late: bool) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, num_pending=limit)
+        self.under_way = self.most_under_way = 0
+        self.is_late = is_late
+
+    def allreduce(self, source: Buffer, target: Buffer, **options: Any) -> Work:
+        work = super().allreduce(source, target, **options)
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        return Arriving(work, self)
+
+
+class Arriving(Work):
+    """Is done when the peers have come, after it was asked once."""
+
+    def __init__(self, inner: Work, over: Limited) -> None:
+        self._inner, self._over, self._asked = inner, over, 0
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._inner.wait(timeout)
+        self._count()
+
+    def done(self) -> bool:
+        if self._over.is_late or not self._asked:
+            self._asked += not self._over.is_late
+            return False
+        self._count()
+        return True
+
+    def _count(self) -> None:
+        if self._asked != -1:
+            self._over.under_way -= 1
+        self._asked = -1
+
+
+@pytest.mark.parametrize("limit", [None, 48])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_buckets_are_posted_early_as_far_as_the_engine_takes_them(
+    limit: int | None, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unidist.gradients.allreduce.PATIENCE_SEC", 0.05 if is_late else 30.0)
+    parameters = [ParameterInfo(str(index), (8,), DType.FLOAT64) for index in range(200)]
+
+    def main(communicator: Communicator) -> None:
+        limited = Limited(communicator, limit, is_late=is_late)
+        exchange = exchange_over(limited, parameters, bucket_bytes=1)
+        for index in reversed(range(200)):
+            array(exchange, index)[:] = index
+            exchange.ready(index)
+        assert limited.count("allreduce") == (48 if limit and is_late else 199), "all but the last"
+        assert limited.most_under_way == (limit or 199)
+        exchange.finish()
+        assert all((array(exchange, index) == 2 * index).all() for index in range(200))
+
+    on_ranks(2, main)

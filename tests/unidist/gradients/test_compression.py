@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from unidist.builtin.half import BFloat16, Float16
 from unidist.builtin.uncompressed import NoCompression
 from unidist.communicator import Communicator, Work
 from unidist.errors import ConfigurationError
-from unidist.gradients.allreduce import MAX_EARLY_OPERATIONS, AllReduceExchange
+from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.compression import Bucket, BucketCompressor, GradientCompressor, build_compressor
 from unidist.gradients.options import ExchangeOptions
@@ -43,22 +44,38 @@ class Doubling(GradientCompressor):
 
     num_operations: int = 1
     leave_out: str = ""
+    waits: bool = False
 
     def attach(self, bucket: Bucket) -> BucketCompressor | None:
         if self.leave_out in [item.name for item in bucket.parameters]:
             return None
-        return DoublingBucket(bucket, self.num_operations)
+        return DoublingBucket(bucket, self.num_operations, waits=self.waits)
+
+
+class Waiting(Work):
+    """Goes on in `wait` only."""
+
+    def __init__(self, inner: Work) -> None:
+        self._inner = inner
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._inner.wait(timeout)
+
+    def done(self) -> bool:
+        return False
 
 
 class DoublingBucket(BucketCompressor):
-    def __init__(self, bucket: Bucket, num_operations: int) -> None:
+    def __init__(self, bucket: Bucket, num_operations: int, *, waits: bool = False) -> None:
         self.bucket = bucket
+        self.waits = waits
         self.num_operations = num_operations
         self.closed = 0
 
     def allreduce(self, scale: float) -> Work:
         memory = self.bucket.memory
-        return self.bucket.communicator.allreduce(memory, memory, scale=2 * scale)
+        work = self.bucket.communicator.allreduce(memory, memory, scale=2 * scale)
+        return Waiting(work) if self.waits else work
 
     def close(self) -> None:
         self.closed += 1
@@ -123,13 +140,14 @@ def test_gradients_are_divided_before_the_sum_and_the_sum_multiplied() -> None:
         assert world.run(main) == [([2.0, 2.0, 2.0], [8.0, 8.0, 8.0])] * 2
 
 
-@pytest.mark.parametrize(("num_operations", "expected"), [(1, MAX_EARLY_OPERATIONS), (10, 4), (1000, 0)])
-def test_only_so_many_operations_are_posted_before_the_end(num_operations: int, expected: int) -> None:
+@pytest.mark.parametrize(("num_operations", "expected"), [(1, 48), (10, 4), (1000, 0)])
+def test_what_goes_on_in_wait_only_takes_the_places_that_the_engine_has(num_operations: int, expected: int) -> None:
     parameters = [ParameterInfo(str(index), (8,), DType.FLOAT64) for index in range(100)]
 
     def main(communicator: Communicator) -> tuple[int, bool]:
         recorder = RecordingCommunicator(communicator)
-        options = ExchangeOptions(compressor=Doubling(num_operations))
+        recorder.capabilities = replace(communicator.capabilities, num_pending=48)
+        options = ExchangeOptions(compressor=Doubling(num_operations, waits=True))
         exchange = exchange_over(recorder, options, parameters=parameters, bucket_bytes=1)
         for index in reversed(range(100)):
             array(exchange, index)[:] = index

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from engine_pools import EnginePool
 
 from unidist.algorithms._reduce import reduce_into, scale_in_place
 from unidist.buffer import HOST, Buffer, DType
@@ -14,6 +16,7 @@ from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist.testing import RecordingCommunicator, ThreadWorld
+from unidist.testing.fixtures import RankPoolFactory
 from unidist_zero.sharding.all_gather import ShardGather
 from unidist_zero.sharding.partition import partition
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
@@ -287,3 +290,47 @@ def test_a_gradient_that_becomes_ready_twice_is_an_error() -> None:
             write(exchange, 1, gradient(0, 1))
 
     on_ranks(1, main)
+
+
+def many_buckets(communicator: Communicator, keeps_buckets: bool) -> tuple[int, int, bool]:
+    """Exchange 200 buckets; return how many are posted before `finish`, the most in memory, and if sums are right."""
+    recorder = RecordingCommunicator(communicator)
+    parameters = [ParameterInfo(f"p{index}", (8,), DType.FLOAT64) for index in range(200)]
+    exchange = exchange_over(recorder, keeps_buckets=keeps_buckets, bucket_bytes=1, parameters=parameters)
+    most = 0
+    for index in reversed(range(200)):
+        array(exchange.buffer(index))[:] = index
+        exchange.ready(index)
+        most = max(most, sum(bucket.pooled is not None for bucket in exchange._buckets))
+    early = recorder.count("reducescatter")
+    exchange.finish()
+    is_right = all((values == communicator.size * index).all() for index, _, values in pieces_of(exchange))
+    return early, most, is_right
+
+
+def many_buckets_over(engine: str, keeps_buckets: bool) -> tuple[int, int, bool]:
+    from unidist.runtime import context
+
+    current = context.init()
+    try:
+        assert current.engine.spec.name == engine
+        with patch("unidist_zero.sharding.reduce_scatter.PATIENCE_SEC", 30.0):  # a busy machine
+            return many_buckets(current.new_communicator("data"), keeps_buckets)
+    finally:
+        context.shutdown()
+
+
+@STAGES
+def test_many_buckets_overlap_and_two_of_them_are_in_memory(
+    keeps_buckets: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("unidist_zero.sharding.reduce_scatter.PATIENCE_SEC", 30.0)
+    for outcome in on_ranks(2, lambda communicator: many_buckets(communicator, keeps_buckets)):
+        assert outcome == (199, 0 if keeps_buckets else 2, True)
+
+
+@STAGES
+@pytest.mark.parametrize("engine", ["shm", "tcp"])
+def test_many_buckets_overlap_with_every_engine(rank_pool: RankPoolFactory, engine: str, keeps_buckets: bool) -> None:
+    for outcome in EnginePool(rank_pool(2), engine).run(many_buckets_over, (engine, keeps_buckets)):
+        assert outcome == (199, 0 if keeps_buckets else 2, True)
