@@ -1,0 +1,76 @@
+"""What `torch.save(model)` writes is a plain model: nothing of ours is in the file, and safe loading takes it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickletools
+import zipfile
+from typing import Any
+
+import pytest
+from part_pools import PartPools
+
+from unidist.testing.fixtures import RankPoolFactory
+
+torch = pytest.importorskip("torch")
+
+pytestmark = pytest.mark.parallel
+
+
+@pytest.fixture(scope="module")
+def rank_pools(torch_pools: PartPools) -> PartPools:
+    """The ranks of this module."""
+    return torch_pools
+
+
+def names_in(saved: bytes) -> set[str]:
+    """Return the classes and functions that a file of `torch.save` names."""
+    with zipfile.ZipFile(io.BytesIO(saved)) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith("data.pkl"))
+        operations = pickletools.genops(archive.read(name))
+    return {str(argument) for operation, argument, _ in operations if operation.name == "GLOBAL"}
+
+
+def files_of(strategy: str) -> tuple[set[str], float]:
+    """Save a model before and after it is distributed; return new names, and how far the loaded model is off."""
+    import unidist.torch as ud
+    from unidist.settings.environment import set_variables
+
+    def saved(model: Any) -> bytes:
+        file = io.BytesIO()
+        torch.save(model, file)
+        return file.getvalue()
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 4))
+    plain = names_in(saved(model))
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+            for _ in range(2):
+                model(torch.randn(4, 4)).square().mean().backward()
+                optimizer.step()
+            data = saved(model)
+            with (
+                model.no_sync(),
+                torch.serialization.safe_globals([torch.nn.Sequential, torch.nn.Linear, torch.nn.BatchNorm1d]),
+            ):
+                loaded = torch.load(io.BytesIO(data), weights_only=True)
+            with model.no_sync():
+                duplicate = copy.deepcopy(model)
+            x = torch.randn(4, 4)
+            with torch.no_grad():
+                outputs = [each.eval()(x) for each in (model, loaded, duplicate)]
+            return names_in(data) - plain, max(float((each - outputs[0]).abs().max()) for each in outputs)
+        finally:
+            ud.shutdown()
+
+
+@pytest.mark.parametrize(
+    "strategy", ["data", "accumulate=2", "clip_norm=1", "zero=1", "zero=2", "local_sgd=2", "parameter_server=sync"]
+)
+def test_a_saved_model_is_plain(rank_pool: RankPoolFactory, strategy: str) -> None:
+    for names, difference in rank_pool(2).run(files_of, (strategy,)):
+        assert names == set()
+        assert difference == 0.0
