@@ -37,6 +37,7 @@ _DESCRIBING = _words(
 _VALUE_PROPERTIES = _words("data T mT H mH real imag")
 _SHAPED_LIKE = _words("view_as expand_as reshape_as type_as resize_as_ align_as")
 
+_MOVING = _words("to cpu cuda type float half bfloat16 double")
 _READING = _words(
     "numpy tolist __array__ __repr__ __reduce_ex__ __deepcopy__ equal allclose isnan isfinite isinf isclose"
 )
@@ -117,7 +118,7 @@ class GuardedParameter(torch.nn.Parameter):
 
 
 class AbsentParameter(GuardedParameter):
-    """A parameter that has no values now."""
+    """A parameter that has no values now: its memory is one element. Moved to another device it has none there."""
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # torch's has no types
         return f"Parameter of shape {tuple(self.shape)} ({self.dtype}), whose values are away (zero=3)"
@@ -125,12 +126,29 @@ class AbsentParameter(GuardedParameter):
     @classmethod
     def _used(cls, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         found = next(_guards_in((args, kwargs), AbsentParameter), Guard("", -1))
+        if name in _MOVING and isinstance(args[0], AbsentParameter):
+            return _moved(func, args, kwargs)
+        if name == "data.__set__" and isinstance(args[1], AbsentParameter):  # module.to()
+            return func(*args, **kwargs)
         raise UsageError(
             f"{_plain(name)} was asked for the values of parameter {found.name!r} on rank {found.rank}, which are "
             "away: zero=3 divides them over the ranks, and they are here only while the layer computes. Read, copy or "
             "average them (EMA) in `with unidist_zero.gathered(model):` on every rank, compute a loss of weights in "
             "the forward of their layer, or keep the parameters whole with zero=2"
         )
+
+
+def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbsentParameter:
+    """Return an absent parameter on another device or of another type, or the same one; takes no memory."""
+    parameter: AbsentParameter = args[0]
+    one = parameter.detach().as_strided((), ())
+    moved = func(one, *args[1:], **kwargs)
+    if moved is one:
+        return parameter
+    made: Any = torch.nn.Parameter(moved.expand(parameter.shape), requires_grad=parameter.requires_grad)
+    made.__dict__.update({name: vars(parameter)[name] for name in (_GUARD, _OWN_CLASS) if name in vars(parameter)})
+    made.__class__ = AbsentParameter
+    return made  # type: ignore[no-any-return]  # its class was changed
 
 
 class LentParameter(torch.nn.Parameter):

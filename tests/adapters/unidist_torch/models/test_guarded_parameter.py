@@ -82,6 +82,22 @@ def test_shape_type_and_gradient_are_there(kind: type[torch.nn.Parameter]) -> No
     assert not parameter.requires_grad
 
 
+def test_a_model_whose_parameters_are_away_may_be_moved() -> None:
+    model = torch.nn.Linear(4, 4)
+    model.weight.data = torch.zeros(()).expand(4, 4)
+    name_guard(model.weight, "layer.weight", 1)
+    guard(model.weight, AbsentParameter)
+    parameter = model.weight
+    model.cpu()
+    assert model.to("cpu", torch.float32).weight is parameter
+    model.double()
+    assert model.weight is parameter
+    assert (parameter.dtype, parameter.shape, parameter.stride()) == (torch.float64, (4, 4), (0, 0)), "no memory"
+    for use in (lambda: parameter.cpu().sum(), lambda: parameter.half() * 2):
+        with pytest.raises(UsageError, match=r"'layer.weight' on rank 1"):
+            use()
+
+
 def test_averages_of_a_part_are_parts() -> None:
     parameter = made(CutParameter)
     average = parameter.detach().clone()
