@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
 from typing import Any, ClassVar
 
@@ -96,23 +96,34 @@ def _recomputing(plain: Forward, module: torch.nn.Module, *args: Any, **kwargs: 
 
 
 def _contexts(module: torch.nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return nullcontext(), _buffers_stay(module)
+    return nullcontext(), _BuffersStay(module)
 
 
-@contextmanager
-def _buffers_stay(module: torch.nn.Module) -> Iterator[None]:
-    """Run a block on copies of its buffers: a batch norm's statistics have seen this batch already."""
-    kept = [
-        (part, name, buffer)
-        for part in module.modules()
-        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
-    ]
-    for part, name, buffer in kept:
-        setattr(part, name, buffer.clone())
-    try:
-        yield
-    finally:
+class _BuffersStay:
+    """Runs a block on copies of its buffers: a batch norm's statistics have seen this batch already.
+
+    A graph whose backward pass runs in several parts, or twice (`retain_graph=True`), enters it as often.
+
+    Args:
+        module: the block.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._kept: list[list[tuple[torch.nn.Module, str, torch.Tensor]]] = []
+
+    def __enter__(self) -> None:
+        kept = [
+            (part, name, buffer)
+            for part in self._module.modules()
+            for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
+        ]
+        self._kept.append(kept)
         for part, name, buffer in kept:
+            setattr(part, name, buffer.clone())
+
+    def __exit__(self, *error: object) -> None:
+        for part, name, buffer in self._kept.pop():
             setattr(part, name, buffer)
 
 

@@ -165,6 +165,21 @@ def test_hooks_of_a_block_run_once(policies: dict[str, Activations]) -> None:
     assert seen == ["forward", "gradient"]
 
 
+@pytest.mark.parametrize("policy", ["recompute", "offload"])
+def test_a_graph_may_be_used_twice(policies: dict[str, Activations], policy: str) -> None:
+    """As `retain_graph=True` does, and schedules that compute the gradients of inputs first."""
+    found = []
+    for model in (policies[policy].partition(make(), CONTEXT), make()):
+        torch.manual_seed(5)
+        features = torch.randn(6, WIDTH, dtype=model.head.weight.dtype, requires_grad=True)
+        loss = model(features).square().sum()
+        first = torch.autograd.grad(loss, [features], retain_graph=True)
+        second = torch.autograd.grad(loss, [*model.parameters()])
+        gradients = {str(number): value for number, value in enumerate((*first, *second))}
+        found.append({**gradients, **model.state_dict()})
+    check_equal(*found, limit=1e-12)
+
+
 def test_nothing_is_kept_or_run_again_without_gradients(policies: dict[str, Activations]) -> None:
     for policy in policies.values():
         model = policy.partition(make(), CONTEXT).eval()
