@@ -138,7 +138,7 @@ class AbsentParameter(GuardedParameter):
         )
 
 
-def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> AbsentParameter:
+def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return an absent parameter on another device or of another type, or the same one; takes no memory."""
     parameter: AbsentParameter = args[0]
     one = parameter.detach().as_strided((), ())
@@ -148,7 +148,7 @@ def _moved(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     made: Any = torch.nn.Parameter(moved.expand(parameter.shape), requires_grad=parameter.requires_grad)
     made.__dict__.update({name: vars(parameter)[name] for name in (_GUARD, _OWN_CLASS) if name in vars(parameter)})
     made.__class__ = AbsentParameter
-    return made  # type: ignore[no-any-return]  # its class was changed
+    return made
 
 
 class LentParameter(torch.nn.Parameter):

@@ -27,6 +27,7 @@ from unidist_torch.models.guarded_parameter import (
     unguard,
 )
 
+lists: Any = torch  # whose functions of lists of tensors have no types
 VALUES = torch.arange(1.0, 17.0).reshape(4, 4)
 
 
@@ -43,7 +44,7 @@ TERMS: dict[str, Callable[[Any], Any]] = {
     "L1 by hand": lambda p: p.abs().mean(),
     "distance from old weights": lambda p: (torch.ones(4, 4) * (p - p.detach().clone()) ** 2).sum(),
     "logged norm": lambda p: p.data.norm(),
-    "logged norms of all": lambda p: torch._foreach_norm([p]),
+    "logged norms of all": lambda p: lists._foreach_norm([p]),
     "largest": lambda p: p.detach().abs().max(),
     "one row": lambda p: p[0].tolist(),
     "vector": lambda p: torch.nn.utils.parameters_to_vector([p]),
@@ -106,7 +107,7 @@ def test_averages_of_a_part_are_parts() -> None:
         average.mul_(0.5).add_(parameter, alpha=0.5)
         shadow.lerp_(parameter, 0.5)
         shadow = 0.5 * shadow + 0.5 * parameter.data
-        torch._foreach_lerp_([average], [parameter], 0.5)
+        lists._foreach_lerp_([average], [parameter], 0.5)
         parameter.data.copy_(average)
         parameter.copy_(VALUES)
     with plain_use():
@@ -144,7 +145,7 @@ def test_layers_and_optimizers_use_the_part_as_it_is() -> None:
     (outputs.sum() + plain_part(parameter).sum()).backward()
     assert bool((parameter.grad == 2).all())
     for options in ({}, {"foreach": True}, {"fused": True}):
-        optimizer = torch.optim.AdamW([parameter], lr=0.1, **options)
+        optimizer = lists.optim.AdamW([parameter], lr=0.1, **options)
         optimizer.step()
     with plain_use():
         assert bool((parameter < VALUES).all())
