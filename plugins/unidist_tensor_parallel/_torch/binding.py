@@ -22,7 +22,7 @@ from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel._torch.layers.sequence import Row, find_rows, make_sequence_regions
 from unidist_tensor_parallel._torch.probe import check_outputs, find_attentions, try_on_all_ranks
 from unidist_tensor_parallel._torch.sequence_probe import RowProbe, needs_all_tokens
-from unidist_tensor_parallel._torch.tracing import feeds_of
+from unidist_tensor_parallel._torch.tracing import feeds_of, places_of
 from unidist_tensor_parallel.binding import KeepsCuts, TensorBinding
 from unidist_tensor_parallel.layout.cut_parameters import CutParameters
 from unidist_tensor_parallel.layout.cuts import AXIS
@@ -36,6 +36,7 @@ from unidist_tensor_parallel.layout.roles import (
     general,
     matches,
     report,
+    spread,
 )
 from unidist_tensor_parallel.library_roles import TensorRolesSpec
 from unidist_torch.memory import memory_kind
@@ -223,9 +224,10 @@ def assignment(
         found = automatic(describe(model), axis.size)
         if _take_library_roles(model, found, context, axis.size):
             check_pairs(found.roles, feeds_of(model))
+        found.roles.update(spread(found.roles, places_of(model)))
     else:
         layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
-        found = Assignment(assign(patterns, layers), {})
+        found = Assignment(spread(assign(patterns, layers), places_of(model)), {})
         check_pairs(found.roles, feeds_of(model))
         check_outputs(model, found.roles)
     outcomes: dict[object, bool | None] = {}

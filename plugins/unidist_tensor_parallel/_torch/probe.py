@@ -82,7 +82,7 @@ def find_attentions(model: nn.Module, roles: Mapping[str, Role], *, whole: bool 
     """
     projecting = (Role.QKV, Role.HEADS, *((Role.COLUMN_GATHER,) if whole else ()))
     ending = (Role.ROW, *((Role.ROW_SPLIT,) if whole else ()))
-    modules: dict[str, Any] = dict(model.named_modules())
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     groups: dict[tuple[str, str], dict[str, Role]] = {}
     widths: dict[tuple[str, str], int] = {}
     for path, role in roles.items():
@@ -117,7 +117,7 @@ def check_outputs(model: nn.Module, roles: Mapping[str, Role]) -> None:
     Raises:
         ConfigurationError: a module has projections that are cut, and no row layer.
     """
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     for path, role in roles.items():
         counts = head_counts(modules, path) if role in (Role.QKV, Role.HEADS) else None
         if counts is None:

@@ -39,11 +39,24 @@ _NAMED = (
 def feeds_of(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Return, for each linear layer that could be traced, the users of its outputs after element-wise operations alone.
 
-    Paths of linear layers, and `ELSEWHERE`. The model is not run, and not changed.
+    Paths of linear layers, and `ELSEWHERE`. A layer that has several paths has the users of all of them, under its
+    first path. The model is not run, and not changed.
     """
     found: dict[str, tuple[str, ...]] = {}
     _follow(model, "", found)
-    return found
+    first = {path: places[0] for places in places_of(model) for path in places}
+    users: dict[str, set[str]] = {}
+    for path, targets in found.items():
+        users.setdefault(first[path], set()).update(first.get(each, each) for each in targets)
+    return {path: tuple(sorted(targets)) for path, targets in users.items()}
+
+
+def places_of(model: nn.Module) -> list[list[str]]:
+    """Return the paths of each module of a model: a model may use one in several places."""
+    found: dict[int, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        found.setdefault(id(module), []).append(path)
+    return list(found.values())
 
 
 def _follow(module: nn.Module, path: str, found: dict[str, tuple[str, ...]]) -> None:

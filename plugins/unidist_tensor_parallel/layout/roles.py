@@ -151,6 +151,29 @@ def assign(patterns: Mapping[str, Role], paths: Collection[str]) -> dict[str, Ro
     return found
 
 
+def spread(roles: Mapping[str, Role], places: Iterable[Sequence[str]]) -> dict[str, Role]:
+    """Return roles for all paths of the layers that have one: a model may use one layer in several places.
+
+    Args:
+        roles: by path.
+        places: the paths of each layer, the first one first.
+
+    Raises:
+        ConfigurationError: two paths of one layer have different roles.
+    """
+    of_path = {path: paths for paths in places for path in paths}
+    found: dict[str, Role] = {}
+    for path, role in roles.items():
+        for other in of_path.get(path, (path,)):
+            if roles.get(other, role) is not role:
+                raise ConfigurationError(
+                    f"tensor:plan: {path!r} ({role}) and {other!r} ({roles[other]}) are one layer, which the model "
+                    "uses in several places. Give all of its paths one role"
+                )
+            found[other] = role
+    return found
+
+
 def matches(pattern: str, path: str) -> bool:
     """Say whether a pattern matches a path."""
     parts = re.split(r"(\*\*|\*)", pattern)

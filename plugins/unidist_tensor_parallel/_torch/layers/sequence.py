@@ -6,6 +6,7 @@ sequence, column layers gather it, row layers scatter their sums, and the last b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,8 +55,8 @@ def find_rows(model: nn.Module, roles: Mapping[str, Role]) -> list[Row]:
     Raises:
         ConfigurationError: there are no such blocks, or they take more than one activation.
     """
-    modules = dict(model.named_modules())
-    chosen = [path for path, role in roles.items() if role is Role.SEQUENCE]
+    modules = dict(model.named_modules())  # a block that is used in several places is one block
+    chosen = [path for path, role in roles.items() if role is Role.SEQUENCE and path in modules]
     if not chosen:
         cut = [path for path, role in roles.items() if role in _CUTS]
         chosen = list(dict.fromkeys(block for path in cut if (block := _block_of(path, modules))))
@@ -64,7 +65,21 @@ def find_rows(model: nn.Module, roles: Mapping[str, Role]) -> list[Row]:
             "tensor: sequence=true needs blocks one after the other in a list (nn.Sequential, nn.ModuleList) with cut "
             "layers in them, and the model has none. Name them: plan=PATTERN=sequence, or leave sequence out"
         )
-    return [Row(blocks, _sequence_dim(blocks, modules)) for blocks in _rows(chosen)]
+    rows = _rows(chosen)
+    _refuse_repeated(rows, modules, model)
+    return [Row(blocks, _sequence_dim(blocks, modules)) for blocks in rows]
+
+
+def _refuse_repeated(rows: Sequence[Sequence[str]], modules: Mapping[str, nn.Module], model: nn.Module) -> None:
+    """Raise ConfigurationError for rows of several blocks of which one is used again: where do they begin and end?"""
+    repeated = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    for blocks in rows:
+        again = [path for path in blocks if repeated[id(modules[path])] > 1]
+        if again and len(blocks) > 1:
+            raise ConfigurationError(
+                f"tensor: sequence=true cuts activations from the first block of a list to the last, and {again[0]!r} "
+                f"is used in several places, beside other blocks ({', '.join(blocks[:4])}). Leave sequence out"
+            )
 
 
 def make_sequence_regions(

@@ -19,6 +19,7 @@ from unidist_tensor_parallel.layout.roles import (
     matches,
     read_roles,
     report,
+    spread,
 )
 
 PATHS = ["embed", "blocks.0.qkv", "blocks.0.net.up", "blocks.10.qkv", "blocks.10.net.up"]
@@ -122,3 +123,14 @@ def test_the_report_says_what_is_cut_and_why_something_is_not() -> None:
     assert "head: it is small" in text
     assert general("blocks.10.net.0") == "blocks.*.net.*"
     assert general("layer_12/dense1") == "layer_12/dense1"
+
+
+def test_a_role_of_one_path_is_that_of_all_paths_of_the_layer() -> None:
+    places = [["a.up", "b.up"], ["a.down"]]
+    assert spread({"b.up": Role.COLUMN, "a.down": Role.ROW}, places) == {
+        "a.up": Role.COLUMN,
+        "b.up": Role.COLUMN,
+        "a.down": Role.ROW,
+    }
+    with pytest.raises(ConfigurationError, match=r"'a.up' \(column\) and 'b.up' \(row\) are one layer"):
+        spread({"a.up": Role.COLUMN, "b.up": Role.ROW}, places)
