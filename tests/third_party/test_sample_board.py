@@ -14,7 +14,7 @@ _SCRIPT = """
     import unidist.horovod_api as ud
     from unidist_sample.board import say_hello
     ud.init()
-    print(ud.role(), say_hello(ud.rank(), board=1), flush=True)
+    print(ud.role(), say_hello(ud.rank(), boards=2), flush=True)
     ud.shutdown()
 """
 

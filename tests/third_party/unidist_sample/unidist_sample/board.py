@@ -35,13 +35,13 @@ class Board(Strategy, RunsSideProcesses, OutlivesRanks):
         return True
 
 
-def say_hello(rank: int, board: int = 0) -> str:
-    """Say hello as a rank, and return the answer."""
+def say_hello(rank: int, boards: int = 1) -> str:
+    """Say hello as a rank, wait for the answers of so many processes, and return that of the last."""
     values = job_values()
     values.set(f"hello/{rank}", str(rank).encode())
-    (answer,) = values.wait([f"board/{board}"], WAIT)
+    answers = values.wait([f"board/{board}" for board in range(boards)], WAIT)
     values.close()
-    return answer.decode()
+    return answers[-1].decode()
 
 
 def serve(number: str) -> None:
@@ -52,8 +52,8 @@ def serve(number: str) -> None:
     values = job_values()
     said: Any = values.wait([f"hello/{rank}" for rank in range(int(number))], WAIT)
     answer = f"hello {b' '.join(said).decode()}"
+    print("answered", flush=True)  # before the answer, with which the job may end
     values.set(f"board/{os.environ['UNIDIST_ROLE_INDEX']}", answer.encode())
-    print("answered", flush=True)
     signal.sigwait([signal.SIGTERM])
 
 
