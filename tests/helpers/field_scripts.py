@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import runpy
 import sys
@@ -45,6 +46,17 @@ def original(
     Returns:
         The losses, and the largest difference for each model.
     """
+    try:
+        return _original(name, arguments, dtype, saved, parts)
+    finally:
+        # What the script has made refers to torch.distributed's store, whose server would answer the next group with
+        # the keys of this one.
+        gc.collect()
+
+
+def _original(
+    name: str, arguments: Sequence[str], dtype: str, saved: str | None, parts: Sequence[str]
+) -> tuple[list[float], dict[str, float]]:
     import unidist.torch as ud
 
     made = _run(SCRIPTS / "original" / name, arguments, dtype)
@@ -83,6 +95,7 @@ def end_torch_distributed() -> None:
 
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        gc.collect()
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState, GradientState
 
