@@ -371,3 +371,15 @@ def refusals() -> dict[str, str]:
         except (UnidistError, ValueError) as error:
             found[name] = str(error)
     return found
+
+
+def evaluate_on_one_rank() -> None:
+    """Let rank 0 alone evaluate a model whose experts are whole, and have capacities."""
+    with started("data", "shm"):
+        model = make("switch")
+        model, _ = ud.distribute(model, optimizer_of(model))
+        if ud.rank() == 0:
+            model.eval()
+            with torch.no_grad():
+                model(batch(0, 0)[0])
+        ud.barrier()

@@ -18,6 +18,7 @@ from _torch_experts import (
     Case,
     composed_errors,
     errors_of,
+    evaluate_on_one_rank,
     refusals,
     with_mean_over_holders,
     without_exchange,
@@ -87,6 +88,10 @@ def test_transformers_with_experts_in_pairs(torch_pools: PartPools) -> None:
 def test_losses_of_a_rank_alone_and_a_wrong_group_are_seen(torch_pools: PartPools) -> None:
     assert min(torch_pools.get(2).run(without_exchange)) > 1e-6
     assert min(torch_pools.get(2).run(with_mean_over_holders)) > 1e-6
+
+
+def test_a_rank_may_evaluate_alone_where_experts_are_whole(torch_pools: PartPools) -> None:
+    torch_pools.get(2).run(evaluate_on_one_rank)
 
 
 def test_checkpoints_load_at_other_numbers_of_ranks(torch_pools: PartPools, tmp_path: Path) -> None:

@@ -108,7 +108,8 @@ class MixtureOfExperts(keras.layers.Layer):  # type: ignore[misc]  # Keras has n
         counts = tf.reduce_sum(hot, 0)  # (k, experts)
         has_losses = self.has_losses and training
         if has_losses or self.capacity_factor is not None:
-            replicas = axis or replicas_in_training()
+            # Where the experts are whole, a rank may evaluate alone.
+            replicas = axis or (replicas_in_training() if training else None)
             everyone = counts[tf.newaxis] if replicas is None else replicas.gathered_counts(counts)
             if has_losses:
                 balance, z = router_losses(scores, probabilities, everyone, replicas)

@@ -135,7 +135,8 @@ class MixtureOfExperts(nn.Module):
         counts = counts_of(index, self.num_experts)
         has_losses = self.has_losses and self.training
         if has_losses or self.capacity_factor is not None:
-            replicas = self._axis or replicas_in_training()
+            # Where the experts are whole, a rank may evaluate alone.
+            replicas = self._axis or (replicas_in_training() if self.training else None)
             everyone = counts.unsqueeze(0) if replicas is None else replicas.gathered_counts(counts)
             if has_losses:
                 self._last.balance, self._last.z = router_losses(scores, probabilities, everyone, replicas)
