@@ -42,7 +42,6 @@ if TYPE_CHECKING:
         rendezvous,
         runtime,
         runtime_api,
-        sample_axis,
         settings,
         strategy,
         testing,
@@ -59,8 +58,8 @@ __all__ = [
     "__version__", "algorithms", "as_horovod", "buffer", "builtin", "checkpoint", "communicator",
     "communicator_capabilities", "control", "cost_model", "elastic", "engine", "engines", "errors", "framework",
     "gradients", "hierarchical", "hookimpl", "horovod_api", "horovod_imports", "jobs", "launcher", "lazy", "mesh",
-    "mixins", "negotiation", "optim", "options", "registry", "rendezvous", "run", "runtime", "runtime_api",
-    "sample_axis", "settings", "strategy", "testing", "timeline", "topology", "training",
+    "mixins", "negotiation", "optim", "options", "registry", "rendezvous", "run", "runtime", "runtime_api", "settings",
+    "strategy", "testing", "timeline", "topology", "training",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -69,8 +68,8 @@ __getattr__ = lazy_names(
         "": (
             "algorithms buffer builtin checkpoint communicator communicator_capabilities control cost_model elastic "
             "engine engines errors framework gradients hierarchical horovod_api horovod_imports jobs launcher lazy "
-            "mesh mixins negotiation optim options registry rendezvous runtime runtime_api sample_axis settings "
-            "strategy testing timeline topology training"
+            "mesh mixins negotiation optim options registry rendezvous runtime runtime_api settings strategy testing "
+            "timeline topology training"
         ),
         "_version": "__version__",
         "horovod_imports.hook": "as_horovod",

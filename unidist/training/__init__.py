@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     )
     from unidist.training.mean_loss import MeanLoss
     from unidist.training.reading import read_ahead, timed
+    from unidist.training.sample_axis import SampleAxis
     from unidist.training.seeding import seed_python
     from unidist.training.sharding import Tail, check_tail, padded_share, share, shuffled
 
 __all__ = [
-    "Described", "Description", "MeanLoss", "Tail", "autotune", "averages", "check_equal", "check_counts_alone",
-    "check_leaves_loop", "check_leaves_model", "check_tail", "padded_share", "planned_update", "read_ahead",
-    "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
+    "Described", "Description", "MeanLoss", "SampleAxis", "Tail", "autotune", "averages", "check_equal",
+    "check_counts_alone", "check_leaves_loop", "check_leaves_model", "check_tail", "padded_share", "planned_update",
+    "read_ahead", "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -38,6 +39,7 @@ __getattr__ = lazy_names(
         "binding": "averages check_counts_alone check_leaves_loop check_leaves_model planned_update",
         "mean_loss": "MeanLoss",
         "reading": "read_ahead timed",
+        "sample_axis": "SampleAxis",
         "seeding": "seed_python",
         "sharding": "Tail check_tail padded_share share shuffled",
     },

@@ -1,4 +1,4 @@
-"""The batch as one process would have it: for losses that compare samples with each other."""
+"""The whole batch, gathered from the ranks: for losses that compare samples with each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from unidist.errors import OperationError
 from unidist.runtime import context
-from unidist.sample_axis import SampleAxis
+from unidist.training.sample_axis import SampleAxis
 from unidist_arrays.memory import Array, buffer_of_array, empty_array
 from unidist_jax.compiled import HostOperation, ShapeDtype, bind
 from unidist_jax.operations.calls import leaves_of
@@ -19,12 +19,12 @@ from unidist_jax.spmd import AXIS, is_within
 
 
 def gather_samples(tree: Any) -> Any:
-    """Return the rows of all ranks that have different samples, in rank order: those of one process's batch.
+    """Return the rows of all ranks that have different samples, in rank order: the whole batch.
 
-    For losses over pairs of samples (CLIP, SimCLR), memory banks and metrics. The gradient is what makes the training
-    that of one process, if the ranks' gradients are averaged (`distribute`, `TrainStep`) and the loss of one process is
-    the mean of the ranks' losses: each rank may compute the loss of the whole batch, or that of its own rows against
-    all. (`allgather` gathers over all ranks, also those that train on the same samples, and its gradient is Horovod's.)
+    For losses over pairs of samples (CLIP, SimCLR), memory banks and metrics. With the average of the ranks' gradients
+    (`distribute`, `TrainStep`) training matches one process whose loss is the mean of the ranks' losses. A rank may
+    compute the loss of the whole batch, or the loss of its own rows against all rows. (`allgather` differs: it also
+    gathers from ranks that train on the same samples, and its gradient is Horovod's.)
 
     Collective over the ranks that have different samples, and so is its gradient. Within a compiled function, and where
     a gradient is taken, all ranks give as many rows: the result's shape is part of the program.

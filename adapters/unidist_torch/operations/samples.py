@@ -1,4 +1,4 @@
-"""The batch as one process would have it: for losses that compare samples with each other."""
+"""The whole batch, gathered from the ranks: for losses that compare samples with each other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from unidist.errors import OperationError
 from unidist.runtime import context
-from unidist.sample_axis import SampleAxis
+from unidist.training.sample_axis import SampleAxis
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations.differentiable import apply_pair
 
@@ -14,12 +14,12 @@ __all__ = ["gather_samples"]
 
 
 def gather_samples(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the rows of all ranks that have different samples, in rank order: those of one process's batch.
+    """Return the rows of all ranks that have different samples, in rank order: the whole batch.
 
-    For losses over pairs of samples (CLIP, SimCLR), memory banks and metrics. The gradient is what makes the training
-    that of one process, if the ranks' gradients are averaged (`distribute`, `TrainStep`) and the loss of one process is
-    the mean of the ranks' losses: each rank may compute the loss of the whole batch, or that of its own rows against
-    all. (`allgather` gathers over all ranks, also those that train on the same samples, and its gradient is Horovod's.)
+    For losses over pairs of samples (CLIP, SimCLR), memory banks and metrics. With the average of the ranks' gradients
+    (`distribute`, `TrainStep`) training matches one process whose loss is the mean of the ranks' losses. A rank may
+    compute the loss of the whole batch, or the loss of its own rows against all rows. (`allgather` differs: it also
+    gathers from ranks that train on the same samples, and its gradient is Horovod's.)
 
     Collective over the ranks that have different samples, and so is its backward pass.
 

@@ -1,6 +1,7 @@
-"""Metrics of torchmetrics over the samples of all ranks.
+"""torchmetrics metrics over the samples of all ranks.
 
-They look for torch.distributed, which is not initialized here, and would give each rank the value of its own samples.
+By itself torchmetrics synchronizes only if torch.distributed is initialized, which it is not here: each rank would
+report the value for its own samples.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import torch
 
 from unidist.errors import UsageError
 from unidist.runtime import context
-from unidist.sample_axis import SampleAxis
+from unidist.training.sample_axis import SampleAxis
 from unidist_torch.memory import DTYPES, buffer_of
 
 MetricT = TypeVar("MetricT", bound=torch.nn.Module)
@@ -20,13 +21,13 @@ _MOST_DIMS = 8
 
 
 def metrics(metric: MetricT) -> MetricT:
-    """Let metrics of torchmetrics compute over the samples of all ranks; returns what was given.
+    """Compute torchmetrics metrics over the samples of all ranks; returns what was given.
 
         accuracy = ud.metrics(torchmetrics.Accuracy("multiclass", num_classes=10))
 
-    Each rank updates with its own samples, as many as it has, and `compute` gathers what is needed: so the value is
-    that of one process, and every rank calls it. Ranks that train on the same samples (of a divided model) count once.
-    A metric with a `dist_sync_fn` of its own keeps it.
+    Each rank updates the metric with its own samples, of which ranks may have different numbers. `compute` is
+    collective and returns the value that one process would. Ranks that train on the same samples (of a divided model)
+    count once. A metric that already has a `dist_sync_fn` keeps it.
 
     Args:
         metric: a metric, a collection, or any module with metrics in it.
@@ -35,12 +36,12 @@ def metrics(metric: MetricT) -> MetricT:
         UsageError: there is no metric in it.
     """
     if not sync_metrics(metric):
-        raise UsageError(f"metrics: {type(metric).__name__} is no metric of torchmetrics, and has none inside")
+        raise UsageError(f"metrics: {type(metric).__name__} is no torchmetrics metric, and contains none")
     return metric
 
 
 def sync_metrics(module: torch.nn.Module) -> int:
-    """Do so with the metrics in a module, if there are any; returns their number."""
+    """Set up the metrics in a module as `metrics` does; returns how many there are, which may be none."""
     found: list[Any] = [each for each in module.modules() if hasattr(each, "_sync_dist")]
     for each in found:
         each.distributed_available_fn = _has_several_shares

@@ -49,6 +49,23 @@ def test_a_loss_over_all_pairs_has_the_gradient_of_one_process(tensorflow_pools:
                 value, found = run(weights, own)
                 np.testing.assert_allclose(value, wanted, rtol=1e-12)
                 np.testing.assert_allclose(found, gradient, rtol=1e-10, atol=1e-14)
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 5], tf.float64)], jit_compile=False)
+        def gathered(rows: Any) -> Any:
+            return ud.gather_samples(rows)
+
+        # Two batches, divided in other ways, before the gradient of either.
+        first, second = (tf.constant(whole[cuts[rank] : cuts[rank + 1]]) for cuts in ([0, 1, 6], [0, 4, 6]))
+        with tf.GradientTape() as tape:
+            tape.watch([first, second])
+            value = loss(gathered(first)) + loss(gathered(second))
+        with tf.GradientTape() as alone:
+            rows = tf.constant(whole)
+            alone.watch(rows)
+            single = loss(rows)
+        expected = size * alone.gradient(single, rows).numpy()
+        for found, cuts in zip(tape.gradient(value, [first, second]), ([0, 1, 6], [0, 4, 6]), strict=True):
+            np.testing.assert_allclose(found, expected[cuts[rank] : cuts[rank + 1]], rtol=1e-10, atol=1e-14)
         labels = ud.gather_samples(tf.fill([rank + 1], rank))
         np.testing.assert_array_equal(labels, [place for place in range(size) for _ in range(place + 1)])
         ud.shutdown()
