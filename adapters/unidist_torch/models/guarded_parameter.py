@@ -93,8 +93,8 @@ def plain_part(values: torch.Tensor) -> torch.Tensor:
         return values.as_subclass(torch.Tensor)
 
 
-class GuardedParameter(torch.nn.Parameter):
-    """A parameter whose shape and type can be read, and which takes a gradient."""
+class _Guarded:
+    """A tensor whose shape and type can be read, and which takes a gradient."""
 
     @classmethod
     def __torch_function__(
@@ -113,8 +113,12 @@ class GuardedParameter(torch.nn.Parameter):
 
     @classmethod
     def _used(cls, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Do what asks for values, or refuse it. Guards are off meanwhile."""
-        raise NotImplementedError
+        """Do what asks for values of a part, or refuse it. Guards are off meanwhile."""
+        return _used_part(func, name, args, kwargs)
+
+
+class GuardedParameter(_Guarded, torch.nn.Parameter):
+    """A parameter with this guard."""
 
 
 class AbsentParameter(GuardedParameter):
@@ -180,12 +184,8 @@ class CutParameter(GuardedParameter):
         with plain_use():
             return super().__reduce_ex__(protocol)
 
-    @classmethod
-    def _used(cls, func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return _used_part(func, name, args, kwargs)
 
-
-class CutValues(torch.Tensor):
+class CutValues(_Guarded, torch.Tensor):
     """Values computed of a cut parameter, element by element. Copied as such, and pickled as a plain tensor."""
 
     def __deepcopy__(self, memo: Any) -> CutValues:
@@ -196,21 +196,6 @@ class CutValues(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         with plain_use():
             return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
-
-    @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """See `CutParameter`."""
-        name = _name_of(func)
-        with plain_use():
-            if _describes(name, args):
-                return func(*args, **(kwargs or {}))
-            return _used_part(func, name, args, kwargs or {})
 
 
 def _used_part(func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
