@@ -181,13 +181,13 @@ class DistributesByUnidist:
 
 
 class _ScheduleOfShares(AcceleratedScheduler):
-    """Accelerate's, which reads the number of processes from a state of its own, not from the accelerator."""
+    """Accelerate's scheduler, which would read the number of processes from accelerate's own state."""
 
     split_batches: bool
 
     @override
     def step(self, *args: Any, **kwargs: Any) -> None:
-        """Step as often as there are shares, where Accelerate would as often as there are processes."""
+        """Step once per share of the samples; accelerate would step once per process."""
         if self.split_batches or not (self.step_with_optimizer and self.gradient_state.sync_gradients):
             super().step(*args, **kwargs)
             return

@@ -197,7 +197,7 @@ def check_plain(optimizer: object) -> None:
                 f"{found} steps it as before"
             )
         elif isinstance(optimizer, Iterable) and not isinstance(optimizer, str | type):
-            advice = "Of several optimizers give each in a call of its own"
+            advice = "Pass one optimizer per call"
         raise UsageError(f"an optimizer of torch.optim is expected, not {found}. {advice}")
     if hasattr(optimizer, "_unidist"):
         raise UsageError("this optimizer is distributed already; call distribute() or DistributedOptimizer() once")

@@ -1,4 +1,4 @@
-"""`ud.metrics`: metrics of torchmetrics in a loop of one's own, over ranks with different numbers of samples."""
+"""`ud.metrics`: torchmetrics metrics in a custom loop, over ranks with different numbers of samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def computed(cuts: list[int], strategy: str, *, together: bool = True) -> Any:
         metric = ud.metrics(made()) if together else made()
         found = update(metric, slice(cuts[rank], cuts[rank + 1]))
         wanted = update(made(), slice(0, 20))
-        with pytest.raises(UsageError, match="no metric of torchmetrics"):
+        with pytest.raises(UsageError, match="no torchmetrics metric"):
             ud.metrics(torch.nn.Linear(1, 1))
         ud.shutdown()
     return found, wanted

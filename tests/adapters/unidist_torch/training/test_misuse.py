@@ -40,7 +40,7 @@ NO_OPTIMIZERS: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         lambda model: Wrapper(sgd(model)),
         "not Wrapper. It wraps one, in its attribute 'inner': give that one",
     ),
-    "list": (lambda model: [sgd(model)], "not list. Of several optimizers give each in a call of its own"),
+    "list": (lambda model: [sgd(model)], "not list. Pass one optimizer per call"),
     "class": (lambda model: torch.optim.SGD, "not the class SGD. Give an object"),
     "nothing": (lambda model: None, "not NoneType. Give an object of a class that derives from torch.optim.Optimizer"),
 }
