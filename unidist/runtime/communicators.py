@@ -101,6 +101,7 @@ class JobCommunicators:
             patience=settings.deadlock,
             report_every=settings.stall_check,
             abort=self.abort,
+            leaves_for_good=membership is None,
         )
         closing.callback(self._made.clear)  # after they were closed: nothing to abort any more
 

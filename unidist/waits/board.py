@@ -4,7 +4,12 @@ When a rank reports a call in which it is blocked, all ranks are asked at one mo
 entered that call. A call that a rank still is in when it answers, it was in when it was asked: so the answers that say
 "blocked" all hold at the moment of the question, and a deadlock among them is one.
 
-Messages of a rank: "blocked" (its calls), "running", "answer", "left". To a rank: "ask", "deadlock", "left".
+When a rank is lost, nothing is judged any more: the others' operations fail, each at its own moment, and they end or
+form another generation, which has a board of its own.
+
+Messages of a rank: "blocked" (its calls), "running", "answer", "left" (its script has ended), "failed" (an operation
+has ended with a lost peer, or its generation ends), "lost?" (which of these ranks have ended?). To a rank: "ask",
+"deadlock", "left", "ended".
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ __all__ = ["Board", "blocked_calls", "has_entered", "state_of_left"]
 _ANSWER_SEC = 2.0
 """A rank that does not answer by then computes with the interpreter locked: it is taken to be able to go on."""
 _ASK_AGAIN_SEC = 5.0
+_ENDED_SEC = 0.2
+"""A rank that has ended says so before its connections close; its word may still come."""
 
 
 class Board(Service):
@@ -41,6 +48,8 @@ class Board(Service):
         self._peers: dict[int, int] = {}  # rank by peer
         self._blocked: dict[int, tuple[float, list[dict[str, Any]]]] = {}  # since when, its calls
         self._left: dict[int, Mapping[str, Any]] = {}
+        self._lost: set[int] = set()
+        self._asked_for: list[tuple[int, set[int], float]] = []  # by whom, which ranks, when
         self._asked_at = float("-inf")
         self._is_news = False
         self._questions = itertools.count(1)
@@ -65,6 +74,13 @@ class Board(Service):
             self._is_news = True
             if rank == 0:  # this board ends with it; the others judge for themselves what they wait for it for
                 return [Send(each, message) for each, other in self._peers.items() if other != rank]
+            return self._tell_ended(now)
+        elif kind == "failed":
+            self._has_lost()
+        elif kind == "lost?":
+            self._has_lost()
+            self._asked_for.append((peer, set(message["ranks"]), now))
+            return self._tell_ended(now)
         elif kind == "answer" and message["question"] == self._question:
             self._answers[rank] = message
             if len(self._answers) == len(self._peers) - len(self._left.keys() & set(self._peers.values())):
@@ -76,10 +92,33 @@ class Board(Service):
         """A rank that died: the engine reports it. Nothing is known of what it would have done."""
         rank = self._peers.pop(peer)
         self._blocked.pop(rank, None)
-        return ()
+        if rank not in self._left:
+            self._lost.add(rank)
+            self._has_lost()
+        return self._tell_ended(now)
+
+    def _has_lost(self) -> None:
+        """Judge nothing from now on."""
+        self._is_over = True
+        self._question = 0
+        self._blocked.clear()
+
+    def _tell_ended(self, now: float) -> list[Action]:
+        """Answer those who ask which ranks have ended, once that is known of each."""
+        told: list[Action] = []
+        waiting = []
+        for peer, ranks, since in self._asked_for:
+            if ranks <= self._left.keys() | self._lost or now - since > _ENDED_SEC:
+                told.append(Send(peer, {"type": "ended", "ranks": sorted(ranks & self._left.keys())}))
+            else:
+                waiting.append((peer, ranks, since))
+        self._asked_for = waiting
+        return told
 
     @override
     def tick(self, now: float) -> Iterable[Action]:
+        if self._asked_for:
+            return self._tell_ended(now)
         if self._question:
             return self._judge(now) if now - self._asked_at > _ANSWER_SEC else ()
         if self._is_over or not self._blocked or not (self._is_news or now - self._asked_at > self._ask_again):

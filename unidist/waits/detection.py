@@ -15,6 +15,10 @@ from unidist.communicator import format_ranks
 
 __all__ = ["Activity", "BlockedCall", "Deadlock", "RankState", "find_deadlock", "missing_ranks", "waiting_line"]
 
+UNEVEN_BATCHES = (
+    "If the ranks have different numbers of batches, let each call ud.join() after its last one, or give all the same "
+    "number (ud.shard does)."
+)
 MAX_LISTED = 16
 """Ranks that a message lists one by one."""
 
@@ -113,6 +117,8 @@ def _text(dead: Sequence[int], states: Mapping[int, RankState]) -> str:
         if asked
         else "Every rank must make the same calls in the same order."
     )
+    if any(state.activity is Activity.LEFT for state in states.values()):
+        lines.append(UNEVEN_BATCHES)
     return "\n".join(lines)
 
 

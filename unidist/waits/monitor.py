@@ -12,18 +12,18 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
-from unidist.communicator import Communicator
+from unidist.communicator import Communicator, format_ranks
 from unidist.control import Connection, ConnectionLost, ControlServer, Message, WireError, connect
-from unidist.errors import DeadlockError, PeerLostError
+from unidist.errors import DeadlockError, PeerLostError, StalledError
 from unidist.rendezvous import Rendezvous
 from unidist.waits.board import Board, blocked_calls, has_entered, state_of_left
 from unidist.waits.calls import Call, Group, Stack, stacks
-from unidist.waits.detection import Activity, RankState, find_deadlock
+from unidist.waits.detection import UNEVEN_BATCHES, Activity, RankState, find_deadlock
 from unidist.waits.script_line import innermost, library_line, script_line
 
 __all__ = ["Monitor", "waits_natively"]
@@ -62,16 +62,26 @@ class Monitor:
         patience: a call is blocked after this; zero: nothing is watched.
         report_every: after this a line says who is waited for, and again each time it has passed; zero: never.
         abort: ends all operations of this rank's communicators with PeerLostError.
+        leaves_for_good: a rank that closes its runtime enters nothing more; False: in an elastic job, where another
+            generation may follow.
     """
 
     def __init__(
-        self, rank: int, world_size: int, *, patience: timedelta, report_every: timedelta, abort: Callable[[str], None]
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        patience: timedelta,
+        report_every: timedelta,
+        abort: Callable[[str], None],
+        leaves_for_good: bool = True,
     ) -> None:
         self._rank = rank
         self._world_size = world_size
         self._patience_sec = patience.total_seconds()
         self._report_every_sec = report_every.total_seconds()
         self._abort = abort
+        self._leaves_for_good = leaves_for_good
         self._thread_of_script = threading.get_ident()
         self._groups: dict[str, Group] = {}
         self._communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -82,6 +92,9 @@ class Monitor:
         self._found = threading.Event()
         self._reported: list[dict[str, Any]] = []
         self._left: dict[int, Mapping[str, Any]] = {}  # ranks that ended and took the board with them
+        self._has_failed = False  # an operation ended with a lost peer: what this rank waits in says nothing any more
+        self._ended: set[int] | None = None  # the answer to the question which of the lost ranks have ended
+        self._answered = threading.Event()
         self._idle_since: float | None = None
         self._cpu = (0.0, 0.0)
         self._closing = ExitStack()
@@ -102,11 +115,33 @@ class Monitor:
         """All watched communicators, including those split off by strategies."""
         return list(self._communicators)
 
-    def instead_of(self, error: PeerLostError) -> BaseException:
-        """Return the DeadlockError that ended an operation with `error`, or `error`."""
+    def instead_of(self, error: PeerLostError, call: Call) -> BaseException:
+        """Return the DeadlockError that ended an operation with `error`, one that says more than it, or `error`."""
+        self._has_failed = True
         if self._reported and not self._closed:
             self._found.wait(2 * _GRACE_SEC)  # a peer may have had the report, and aborted, before this rank got it
-        return DeadlockError(self._text) if self._text else error
+        if self._text:
+            return DeadlockError(self._text)
+        members = call.group.members
+        lost = [members[rank] for rank in error.ranks if rank < len(members)] or members
+        ended = [] if isinstance(error, StalledError) else self._which_have_ended(lost)
+        if not ended:
+            return error
+        line = script_line(threading.get_ident())
+        where = f" at {line}" if line else ""
+        return PeerLostError(
+            f"{_ended(ended)} while rank {self._rank} waits in {_text(_context(call))}{where}. "
+            f"{UNEVEN_BATCHES} [{error}]",
+            ranks=error.ranks,
+        )
+
+    def _which_have_ended(self, ranks: Sequence[int]) -> list[int]:
+        """Return the ones of lost ranks whose scripts have ended, as the board knows."""
+        if (connection := self._connection) is not None and not self._left.keys() >= set(ranks):
+            self._answered.clear()
+            self._send(connection, {"type": "lost?", "rank": self._rank, "ranks": list(ranks)})
+            self._answered.wait(_GRACE_SEC)
+        return sorted(set(ranks) & ((self._ended or set()) | self._left.keys()))
 
     @property
     def reports(self) -> bool:
@@ -158,7 +193,8 @@ class Monitor:
             if self._closed:
                 return
             self._closed = True
-            message = {"type": "left", "rank": self._rank, "groups": self._counts()}
+            kind = "left" if self._leaves_for_good and not self._has_failed else "failed"
+            message = {"type": kind, "rank": self._rank, "groups": self._counts()}
             with contextlib.suppress(ConnectionLost, OSError):
                 if self._connection is not None:
                     self._connection.send(message)
@@ -210,6 +246,9 @@ class Monitor:
                 except ConnectionLost:
                     poller.unregister(connection)
                     messages = ()
+                    with self._lock:
+                        self._connection = None
+                    self._answered.set()
                 for message in messages:
                     self._received(connection, message)
             self._look(connection, time.monotonic())
@@ -219,10 +258,17 @@ class Monitor:
             self._answer(connection, message)
         elif message["type"] == "left":
             self._left[int(message["rank"])] = message["groups"]
+            self._answered.set()
+        elif message["type"] == "ended":
+            self._ended = {*(self._ended or ()), *message["ranks"]}
+            self._answered.set()
         elif message["type"] == "deadlock":
             self._end(message["text"])
 
     def _answer(self, connection: Connection, question: Message) -> None:
+        if self._has_failed:
+            self._send(connection, {"type": "failed", "rank": self._rank})
+            return
         now = time.monotonic()
         keys = {call: key for key, call in self._keys.items()}
         blocked = [keys[call] for call in self._blocked(now) if call in keys]
@@ -263,7 +309,7 @@ class Monitor:
         blocked = self._blocked(now)
         known = {call: key for key, call in self._keys.items()}
         if [known.get(call) for call in blocked] == [call["key"] for call in self._reported]:
-            if blocked and self._left:
+            if blocked and self._left and not self._has_failed:
                 self._judge_alone()
             return
         self._keys = {}
@@ -353,6 +399,11 @@ class Monitor:
 
     def _counts(self) -> dict[str, Any]:
         return {name: group.counts() for name, group in list(self._groups.items())}
+
+
+def _ended(ranks: Sequence[int]) -> str:
+    who, has = (f"rank {ranks[0]}", "has") if len(ranks) == 1 else (f"ranks {format_ranks(ranks)}", "have")
+    return f"{who} {has} ended (the script is done, or it called shutdown())"
 
 
 def _context(call: Call) -> Stack:

@@ -17,7 +17,7 @@ from typing_extensions import override
 from unidist.buffer import Buffer
 from unidist.communicator import COMPLETED, Communicator, Work, format_ranks
 from unidist.communicator_capabilities import SharesMemory
-from unidist.errors import MismatchError, PeerLostError, UsageError
+from unidist.errors import MismatchError, PeerLostError, UnidistError, UsageError
 from unidist.negotiation import NamedHandle, NamedOperations, Request
 from unidist.waits.calls import Call, Group, stack
 
@@ -34,8 +34,8 @@ class Verdicts(Protocol):
     def add(self, group: Group, communicator: Communicator) -> None:
         """Keep record of one more group, and remember its communicator without keeping it alive."""
 
-    def instead_of(self, error: PeerLostError) -> BaseException:
-        """Return the error to raise where an operation ended with `error`: of a deadlock, if there is one."""
+    def instead_of(self, error: PeerLostError, call: Call) -> BaseException:
+        """Return the error to raise where a call ended with `error`: of a deadlock, if there is one."""
 
 
 def watch(communicator: Communicator, name: str, verdicts: Verdicts) -> Communicator:
@@ -138,7 +138,7 @@ def _issue(
     try:
         result = plain(communicator, *args, **kwargs)
     except PeerLostError as error:
-        _raise(error, verdicts)
+        _raise(error, verdicts, call)
         raise
     except UsageError as error:
         if not isinstance(error, MismatchError):
@@ -151,9 +151,9 @@ def _issue(
     return _WatchedWork(result, call, verdicts)
 
 
-def _raise(error: PeerLostError, verdicts: Verdicts) -> None:
-    """Raise the error of a deadlock if that is why the operation ended with `error`."""
-    found = verdicts.instead_of(error)
+def _raise(error: PeerLostError, verdicts: Verdicts, call: Call) -> None:
+    """Raise the error that says why a call ended with `error`, if it is another one."""
+    found = verdicts.instead_of(error, call)
     if found is not error:
         raise found from None
 
@@ -187,7 +187,7 @@ class _WatchedWork(Work):
         try:
             self._work.wait(timeout)
         except PeerLostError as error:
-            _raise(error, self._verdicts)
+            _raise(error, self._verdicts, self._call)
             raise
         finally:
             calls.pop()
@@ -236,11 +236,12 @@ class _WatchedNames(NamedOperations):
     def join(self, serve: Callable[[str], None]) -> int:
         self._group.joined = True
         calls = stack()
-        calls.append(Call(self._group, "join", "join"))
+        call = Call(self._group, "join", "join")
+        calls.append(call)
         try:
             return self._names.join(serve)
         except PeerLostError as error:
-            _raise(error, self._verdicts)
+            _raise(error, self._verdicts, call)
             raise
         finally:
             calls.pop()
@@ -270,7 +271,15 @@ class _WatchedNames(NamedOperations):
 
     def _is_pending(self, name: str) -> bool:
         handle = self._handles.get(name)
-        return handle is not None and not handle.done()
+        if handle is None or not handle.done():
+            return handle is not None
+        try:
+            handle.rows  # noqa: B018 - raises what `wait` will
+        except PeerLostError:
+            return True  # that is why the others' wait will end, too, not for the lack of this rank
+        except UnidistError:
+            return False
+        return False
 
 
 class _WatchedHandle(NamedHandle):
@@ -292,7 +301,7 @@ class _WatchedHandle(NamedHandle):
         try:
             self._handle.wait(timeout)
         except PeerLostError as error:
-            _raise(error, self._verdicts)
+            _raise(error, self._verdicts, self._call)
             raise
         finally:
             calls.pop()
