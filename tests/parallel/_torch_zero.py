@@ -159,8 +159,6 @@ def make(case: TorchCase) -> tuple[Any, list[torch.nn.Parameter]]:
     model: Any = DeepModel() if case.layered else Model()
     if case.max_norm is not None:
         model.narrow.requires_grad = False  # PyTorch would take the norm of all in float32
-    if case.contiguous:
-        model.image.data = model.image.data.contiguous()
     return model, [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 

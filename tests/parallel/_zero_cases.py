@@ -90,7 +90,6 @@ class TorchCase(Case):
     """One training in PyTorch.
 
     Args:
-        contiguous: leave out the tensor in another memory order.
         calls_closure: step with a closure.
         hosts: the ranks make believe that they are on so many.
         unfreezes: a parameter is trained from the third update on, in a group that is added then.
@@ -98,7 +97,6 @@ class TorchCase(Case):
 
     framework: ClassVar[str] = "torch"
 
-    contiguous: bool = False
     calls_closure: bool = False
     hosts: int = 1
     unfreezes: bool = False

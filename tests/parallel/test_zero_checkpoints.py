@@ -40,9 +40,9 @@ TORCH_JOBS: list[tuple[int, list[Case]]] = [
     (
         size,
         [
-            TorchCase(one, "adamw", contiguous=True, steps=3),
-            TorchCase(two, "adafactor", contiguous=True, steps=3),
-            TorchCase(three, "nadam", contiguous=True, steps=3, layered=True),
+            TorchCase(one, "adamw", steps=3),
+            TorchCase(two, "adafactor", steps=3),
+            TorchCase(three, "nadam", steps=3, layered=True),
         ],
     )
     for size, one, two, three in [

@@ -33,7 +33,7 @@ TORCH_CASES = {
         TorchCase("zero=1", "sgd", passes=2),
         TorchCase("zero=2", "adamw"),
         TorchCase("zero=2", "adafactor"),
-        TorchCase("zero=3", "adamw", layered=True, contiguous=True),
+        TorchCase("zero=3", "adamw", layered=True),
     ],
     2: [
         TorchCase("zero=1", "adamw"),

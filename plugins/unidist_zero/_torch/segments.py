@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
+from unidist.runtime import context
 from unidist_torch.gradients.parameters import shaped
 from unidist_torch.memory import is_dense
 from unidist_zero._torch.parameters.offload import HostCopy, StateMemory
 from unidist_zero.sharding.partition import Piece, Segment, join_segments
+
+_log = logging.getLogger("unidist")
 
 State = dict[str, Any]
 
@@ -160,6 +164,24 @@ def form_of(parameter: torch.Tensor) -> torch.Tensor:
     if not is_dense(parameter):
         return torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
     return torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+
+
+def lay_out_by_dims(parameters: Iterable[torch.Tensor]) -> None:
+    """Give parameters in another memory order than that of their dims (channels_last) memory in that order.
+
+    Their shards are then ranges of the whole parameter, which a checkpoint can keep. Convolutions of inputs in
+    channels_last compute as before, and convert the weight each time.
+    """
+    moved = [each for each in parameters if not each.is_meta and not each.is_contiguous()]
+    for parameter in moved:
+        parameter.data = parameter.data.contiguous()
+    if moved and context.current().topology.rank == 0:
+        _log.warning(
+            "zero: %d parameter(s) in another memory order than that of their dims (channels_last) now are in that "
+            "order, so that shards of them can be saved. Inputs and activations may stay as they are; zero=1 and "
+            "zero=2 with whole=true keep the parameters, too",
+            len(moved),
+        )
 
 
 def piece_in_memory_order(value: torch.Tensor, piece: Piece, parameter: torch.Tensor) -> torch.Tensor:

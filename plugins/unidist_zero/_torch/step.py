@@ -24,7 +24,7 @@ from unidist_zero._torch.parameters.memory import FlatMemory, ParameterMemory, S
 from unidist_zero._torch.parameters.offload import make_state_memory, refuse_device_steps
 from unidist_zero._torch.parameters.shared_pages import PagedModel
 from unidist_zero._torch.parameters.stage3 import ShardedModel, sharded_model_of
-from unidist_zero._torch.segments import SegmentTensor
+from unidist_zero._torch.segments import SegmentTensor, lay_out_by_dims
 from unidist_zero._torch.shards import ParameterShard
 from unidist_zero._torch.state import adopt, keep_types, whole_state_dict
 from unidist_zero.binding import ZeroBinding
@@ -51,6 +51,7 @@ class TorchZero(ZeroBinding):
 
     def partition(self, strategy: Zero, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
         """Prepare a model for stage 3. Collective over the data axis when first called."""
+        lay_out_by_dims(model.parameters())
         kinds = {memory_kind(parameter) for parameter in model.parameters()}
         if strategy.shares_pages(context, kinds):
             return stage3.prepare_pages(model, context)
@@ -96,6 +97,8 @@ class ShardedStep(InnerStep):
         update.options = replace(
             update.options, whole_tensors=detected if strategy.whole == "auto" else strategy.whole == "true"
         )
+        if strategy.stage < 3 and not update.options.whole_tensors:
+            lay_out_by_dims(_listed(optimizer))
         self._model = sharded_model_of(_listed(optimizer)) if strategy.stage == 3 else None
         self._units = self._model if isinstance(self._model, ShardedModel) else None
         if self._units is not None:
