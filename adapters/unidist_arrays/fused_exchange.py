@@ -177,10 +177,10 @@ class FusedExchange:
             _copy(view, gradient)
         self.update.gradient_ready(index)
 
-    def _complete(self, scale: float | None) -> ExchangeResult:
+    def _complete(self, scale: float | None, *, is_joined: bool = False) -> ExchangeResult:
         update = self.update
         assert self._slices is not None
-        present, _ = update.finish(scale=scale)
+        present, _ = update.finish(scale=scale, is_joined=is_joined)
         gathered = self._slices.exchange(update.whole_scale(scale))
         self._conclude(gathered)
         update.reset_window()  # here, not at `applied`: an inner step that raises must not spoil the next window
@@ -296,7 +296,7 @@ class FusedExchange:
     def _take_part(self) -> None:
         """Exchange on a rank that has joined, without gradients but those of a window that `join` has cut short."""
         self._prepare({})
-        result = self._complete(None)
+        result = self._complete(None, is_joined=True)
         if self._step_on_joined is not None and result.complete:
             self._step_on_joined(result)
 
@@ -304,7 +304,7 @@ class FusedExchange:
         self._prepare({})
         scale = self.update.short_window_scale()
         if scale is not None:
-            result = self._complete(scale)
+            result = self._complete(scale, is_joined=True)
             if self._step_on_joined is not None and result.complete:
                 self._step_on_joined(result)
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from unidist.buffer import HOST
 from unidist.communicator import ReduceOp
-from unidist.gradients import LocalExchange, ParameterInfo, RoundResult
+from unidist.gradients import NO_NOTICE, NOTICE_BYTES, LocalExchange, ParameterInfo, RoundResult
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -48,7 +48,7 @@ class GroupExchange(LocalExchange):
         self._everyone = everyone
         self._group = group
         self._after = after
-        self._status = everyone[HOST].allocate(len(self.parameters) + 1)
+        self._status = everyone[HOST].allocate(len(self.parameters) + NOTICE_BYTES)
 
     @property
     @override
@@ -56,7 +56,7 @@ class GroupExchange(LocalExchange):
         return self.update.step >= self._after
 
     @override
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+    def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         own = super().finish(scale=scale, notice=notice)
         communicators = self._group if self.is_local else self._everyone
         if not communicators:
@@ -64,7 +64,7 @@ class GroupExchange(LocalExchange):
         status = self._status.bytes()
         for index, is_present in enumerate(own.present):
             status[index] = is_present
-        status[-1] = notice
+        status[-NOTICE_BYTES:] = notice
         works = [communicators[HOST].allreduce(self._status, self._status, op=ReduceOp.MAX)]
         for memory in self.reduced().memory:
             over = communicators[HOST if memory.memory == HOST else "device"]
@@ -72,7 +72,7 @@ class GroupExchange(LocalExchange):
         for work in works:
             self.update.context.recorder.wait(work)
         values = status.tolist()
-        return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+        return RoundResult(tuple(value > 0 for value in values[:-NOTICE_BYTES]), bytes(values[-NOTICE_BYTES:]))
 
     @override
     def close(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from unidist.buffer import Buffer
 from unidist.gradients.buckets import ParameterInfo
-from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.interface import NO_NOTICE, GradientExchange, ReducedGradients, RoundResult
 
 
 class FakeExchange(GradientExchange):
@@ -28,10 +28,10 @@ class FakeExchange(GradientExchange):
     def accumulate(self, index: int) -> None:
         self.calls.append(("accumulate", index))
 
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+    def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         if self.error is not None:
             raise self.error
-        self.calls.append(("finish", scale, notice))
+        self.calls.append(("finish", scale, notice[0]))
         return RoundResult((True,) * len(self.parameters), notice)
 
     def reduced(self) -> ReducedGradients:

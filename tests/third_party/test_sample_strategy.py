@@ -14,7 +14,7 @@ from unidist.buffer import Buffer, DType
 from unidist.errors import ConfigurationError
 from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
-from unidist.gradients.interface import GradientExchange
+from unidist.gradients.interface import NOTICE_BYTES, GradientExchange
 from unidist.gradients.options import ExchangeOptions
 from unidist.testing import Record, RecordingCommunicator, StrategyConformance, ThreadCommunicator, ThreadWorld
 from unidist.testing.fixtures import RankPoolFactory
@@ -118,8 +118,8 @@ def test_a_gradient_missing_on_one_rank_counts_as_zeros_and_on_all_stays_missing
         if communicator.rank == 1:
             write(exchange, 0, [1, 2, 3])
             exchange.ready(0)
-        result = exchange.finish(notice=communicator.rank)
-        return result.present, result.notice, read(exchange, 0)
+        result = exchange.finish(notice=bytes([communicator.rank] * NOTICE_BYTES))
+        return result.present, result.notice[0], read(exchange, 0)
 
     with ThreadWorld(2) as world:
         assert world.run(rank) == [((True, False), 1, [1, 2, 3])] * 2

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
         GradientCompressor,
         build_compressor,
     )
-    from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+    from unidist.gradients.interface import (
+        NO_NOTICE,
+        NOTICE_BYTES,
+        GradientExchange,
+        ReducedGradients,
+        RoundResult,
+    )
     from unidist.gradients.local import LocalExchange
     from unidist.gradients.options import ExchangeOptions
     from unidist.gradients.per_tensor import PerTensor, TensorAccess
@@ -29,8 +35,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ALIGNMENT_BYTES", "AllReduceExchange", "Bucket", "BucketCompressor", "BucketLayout", "CompressorSpec",
     "ExchangeOptions", "ExchangeSeries", "GradientCompressor", "GradientExchange", "LocalExchange", "LossScaling",
-    "PATIENCE_SEC", "ParameterInfo", "PerTensor", "Precision", "ReducedGradients", "RoundResult", "Slot",
-    "TensorAccess", "build_compressor", "is_narrow", "plan_buckets",
+    "NOTICE_BYTES", "NO_NOTICE", "PATIENCE_SEC", "ParameterInfo", "PerTensor", "Precision", "ReducedGradients",
+    "RoundResult", "Slot", "TensorAccess", "build_compressor", "is_narrow", "plan_buckets",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -39,7 +45,7 @@ __getattr__ = lazy_names(
         "allreduce": "AllReduceExchange PATIENCE_SEC",
         "buckets": "ALIGNMENT_BYTES BucketLayout ParameterInfo Slot plan_buckets",
         "compression": "Bucket BucketCompressor CompressorSpec GradientCompressor build_compressor",
-        "interface": "GradientExchange ReducedGradients RoundResult",
+        "interface": "GradientExchange NOTICE_BYTES NO_NOTICE ReducedGradients RoundResult",
         "local": "LocalExchange",
         "options": "ExchangeOptions",
         "per_tensor": "PerTensor TensorAccess",

@@ -15,7 +15,13 @@ from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import ExtraPassError, UsageError
 from unidist.gradients.buckets import BucketLayout, ParameterInfo, plan_buckets
 from unidist.gradients.compression import Bucket, BucketCompressor
-from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.interface import (
+    NO_NOTICE,
+    NOTICE_BYTES,
+    GradientExchange,
+    ReducedGradients,
+    RoundResult,
+)
 from unidist.gradients.options import ExchangeOptions
 from unidist.timeline import Recorder
 
@@ -89,7 +95,7 @@ class AllReduceExchange(GradientExchange):
         self._buckets = [self._make_bucket(layout) for layout in layouts]
         self._bucket_of = {index: bucket for bucket in self._buckets for index in bucket.places}
         self.has_other_memory = all(bucket.compression is None for bucket in self._buckets)  # compressors know one
-        self._status = host.allocate(len(self.parameters) + 1)
+        self._status = host.allocate(len(self.parameters) + NOTICE_BYTES)
         self._status_bytes = self._status.bytes()
         self._in_round = False
         self._reset()
@@ -137,14 +143,14 @@ class AllReduceExchange(GradientExchange):
             self._post_early()
 
     @override
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+    def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         factor = self.scale if scale is None else scale
         if self._posted and factor != self.scale:
             raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
         self._in_round = True
         while self._posted < len(self._buckets):
             self._post(self._buckets[self._posted], factor)
-        self._status_bytes[-1] = notice
+        self._status_bytes[-NOTICE_BYTES:] = notice
         timeline = self._recorder.timeline
         status = self._host.allreduce(self._status, self._status, op=ReduceOp.MAX)
         for number, bucket in enumerate(self._buckets):
@@ -156,7 +162,7 @@ class AllReduceExchange(GradientExchange):
         self._recorder.wait(status)
         values = self._status_bytes.tolist()
         self._reset()
-        return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+        return RoundResult(tuple(value > 0 for value in values[:-NOTICE_BYTES]), bytes(values[-NOTICE_BYTES:]))
 
     @override
     def reduced(self) -> ReducedGradients:

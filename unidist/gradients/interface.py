@@ -14,6 +14,10 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator
 from unidist.gradients.buckets import ParameterInfo
 
+NOTICE_BYTES = 14
+"""What a binding tells the other ranks with each round, see `GradientExchange.finish`."""
+NO_NOTICE = bytes(NOTICE_BYTES)
+
 
 @dataclass(frozen=True)
 class RoundResult:
@@ -21,11 +25,11 @@ class RoundResult:
 
     Args:
         present: for each parameter, whether any rank had a gradient.
-        notice: the largest notice of any rank, see `GradientExchange.finish`.
+        notice: of each byte of the ranks' notices, the largest; see `GradientExchange.finish`.
     """
 
     present: tuple[bool, ...]
-    notice: int
+    notice: bytes = NO_NOTICE
 
 
 @dataclass(frozen=True)
@@ -113,12 +117,12 @@ class GradientExchange(ABC):
         """Report that a gradient is in its buffer, and that more may be added to it before `finish`."""
 
     @abstractmethod
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+    def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         """Complete the round: every buffer holds `scale` times the sum over all ranks.
 
         Args:
             scale: factor for this round's sums instead of `self.scale`; only in a round in which no `ready` was called.
-            notice: 0 to 255; every rank learns the largest of all ranks.
+            notice: `NOTICE_BYTES` bytes; every rank learns the largest of all ranks' for each of them.
         """
 
     def holds(self, index: int) -> bool:

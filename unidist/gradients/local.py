@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
-from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.interface import NO_NOTICE, GradientExchange, ReducedGradients, RoundResult
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
@@ -71,7 +71,7 @@ class LocalExchange(GradientExchange):
         self._written.add(index)
 
     @override
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+    def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         factor = (self.scale if scale is None else scale) * self._num_ranks
         present = tuple(index in self._written for index in range(len(self.parameters)))
         for index, has_gradient in enumerate(present):

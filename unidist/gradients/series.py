@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from unidist.gradients.buckets import ParameterInfo
-from unidist.gradients.interface import GradientExchange, ReducedGradients
+from unidist.gradients.interface import NO_NOTICE, GradientExchange, ReducedGradients
 
 
 class ExchangeSeries:
@@ -61,20 +61,21 @@ class ExchangeSeries:
                 exchange.end_pass()
 
     def finish(
-        self, scale_of: Callable[[GradientExchange], float | None], *, notice: int, first_parameter: int
-    ) -> tuple[list[bool], int]:
+        self, scale_of: Callable[[GradientExchange], float | None], *, notice: bytes, first_parameter: int
+    ) -> tuple[list[bool], bytes]:
         """Complete the rounds of the exchanges from parameter `first_parameter` on; see `GradientExchange.finish`.
 
         Args:
             scale_of: the factor for the sums of an exchange; None: its own.
-            notice: 0 to 255; every rank learns the largest of all ranks.
+            notice: `NOTICE_BYTES` bytes; every rank learns the largest of all ranks' for each of them.
             first_parameter: the exchanges of the parameters before this one are complete already.
 
         Returns:
-            Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest notice.
+            Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest bytes of
+            all notices.
         """
         present: list[bool] = []
-        largest = 0
+        largest = NO_NOTICE
         skipped = 0
         for exchange in self._exchanges:
             if skipped < first_parameter:
@@ -82,7 +83,7 @@ class ExchangeSeries:
                 continue
             result = exchange.finish(scale=scale_of(exchange), notice=notice)
             present += result.present
-            largest = max(largest, result.notice)
+            largest = bytes(map(max, largest, result.notice))
         return present, largest
 
     def reduced(self) -> list[ReducedGradients]:

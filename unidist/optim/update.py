@@ -31,6 +31,7 @@ from unidist.mesh import REPLICA_AXES
 from unidist.optim.accumulation import Accumulation, Window
 from unidist.optim.interface import ChecksBeforeSave
 from unidist.optim.scaling import GradientFactors
+from unidist.optim.script_position import NUM_FLAGS, ScriptPosition, notice_of
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -78,6 +79,7 @@ class Update:
         options: an inner step may replace them before the first exchange is made.
         places: see Args.
         window: the passes of the present update; read-only for others.
+        position: the place of the ranks' scripts, compared with each update.
         syncs: gradients are exchanged as they become ready; False: they stay on this rank until a backward pass with
             True, or `finish`. The same on every rank.
     """
@@ -115,6 +117,7 @@ class Update:
         self._factors = GradientFactors(self._parts.rules, num_ranks=self.num_ranks, average=self.average)
         self._factors.keep_scaler(scaler)
         self.window = Window(accumulation)
+        self.position = ScriptPosition(context)
         self._communicator: Communicator | None = None
 
     @property
@@ -347,29 +350,42 @@ class Update:
             self._series.end_pass()
 
     def finish(
-        self, *, notice: int = 0, scale: float | None = None, first_parameter: int = 0
-    ) -> tuple[list[bool], int]:
+        self,
+        *,
+        flags: bytes = bytes(NUM_FLAGS),
+        scale: float | None = None,
+        first_parameter: int = 0,
+        is_joined: bool = False,
+    ) -> tuple[list[bool], bytes]:
         """Complete the exchange. Collective over the data axis.
 
         Args:
-            notice: 0 to 255; every rank learns the largest of all ranks.
+            flags: two bytes; every rank learns the largest of all ranks' for each of them.
             scale: factor for the sums; default: `self.scale`.
             first_parameter: skip the exchanges of the parameters before this one, which are complete already.
+            is_joined: this rank has joined, and takes part in an update of the others.
 
         Returns:
-            Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest notice.
+            Per parameter from `first_parameter` on, whether any rank had a gradient; and the largest flags.
+
+        Raises:
+            MismatchError: on all ranks; one of them has left a step or a batch out.
         """
         self.context.recorder.end("backward")
         self._begin_round()
+        is_first, is_local = first_parameter == 0, self.is_local
+        place = self.position.place(self.step + 1, self.window.num_passes) if is_first and not is_joined else None
         with self._reporting_failure():
-            outcome = self._series.finish(
+            present, largest = self._series.finish(
                 lambda exchange: None if scale is None else self._factors.of_exchange(exchange, scale),
-                notice=notice,
+                notice=notice_of(flags, place),
                 first_parameter=first_parameter,
             )
         self.window.finish_round()
+        if is_first and not is_local:
+            self.position.check(place, largest, lambda: self.communicator)
         self.context.recorder.begin("step")
-        return outcome
+        return present, largest[:NUM_FLAGS]
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:

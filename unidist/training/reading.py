@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -10,6 +11,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from unidist.errors import UsageError
+from unidist.optim.script_position import DrawnBatches
 from unidist.runtime import context
 
 __all__ = ["read_ahead", "timed"]
@@ -20,18 +22,20 @@ _CHECK_SEC = 0.2
 
 
 def timed(batches: Iterator[B]) -> Iterator[B]:
-    """Yield the batches, and count the seconds that they are waited for: the launcher shows them.
+    """Yield the batches, and count them, and the seconds that they are waited for: the launcher shows those.
 
     Args:
         batches: an iterator of this rank's batches.
     """
-    while True:
+    for number in itertools.count(1):
         began = time.monotonic()
         try:
             batch = next(batches)
         except StopIteration:
             return
-        context.current().recorder.data_sec += time.monotonic() - began
+        runtime = context.current()
+        runtime.recorder.data_sec += time.monotonic() - began
+        runtime.owned(DrawnBatches).drawn(number)
         yield batch
 
 

@@ -7,6 +7,7 @@ are copies of another rank's.
 from __future__ import annotations
 
 import hashlib
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ from unidist.strategy.interface import Plan
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
 
+_log = logging.getLogger("unidist")
+
 FIRST_UPDATES = (1, 2, 10)
 """Updates after which `--verify first` compares."""
 _SAMPLE_BYTES = 64 << 20
@@ -39,20 +42,23 @@ class ReplicaCheck(ChecksBeforeSave):
     """Compares the values of one model over the ranks. Follows the updates of its optimizer.
 
     Args:
-        runtime: whose ranks.
+        runtime: whose ranks; in an elastic job those of each generation.
         pieces: see `Pieces`.
         divided: ranks may hold different parameters, or parts of them.
         every: compare after each so many updates; 0: after `FIRST_UPDATES` alone.
+        warns: warn of a difference, once, instead of raising: Horovod trains ranks that began differently.
     """
 
     name = "verify"
 
-    def __init__(self, runtime: Context, pieces: Pieces, *, divided: bool, every: int) -> None:
+    def __init__(self, runtime: Context, pieces: Pieces, *, divided: bool, every: int, warns: bool = False) -> None:
         self._runtime = runtime
         self._pieces = pieces
         self._divided = divided
         self._every = every
-        self._num_updates = 0  # since the model was distributed: a checkpoint may have set that of the optimizer
+        self._warns = warns
+        self._has_warned = False
+        self._num_updates = 0  # since the model was distributed, or the generation began
 
     def on_step(self, step: int) -> None:
         """Compare, if it is time to. Collective over all ranks.
@@ -63,6 +69,8 @@ class ReplicaCheck(ChecksBeforeSave):
         Raises:
             MismatchError: see `compare`.
         """
+        if self._runtime.is_elastic and context.is_initialized() and not context.is_current(self._runtime):
+            self._runtime, self._num_updates = context.current(), 0  # all ranks begin this generation at one update
         self._num_updates += 1
         if self._num_updates in FIRST_UPDATES or (self._every and self._num_updates % self._every == 0):
             self.compare(f"after update {step}", whole=bool(self._every))
@@ -88,7 +96,7 @@ class ReplicaCheck(ChecksBeforeSave):
         Raises:
             MismatchError: on every rank; names the first parameter that differs.
         """
-        if not context.is_current(self._runtime):
+        if self._has_warned or not context.is_current(self._runtime):
             return  # another job has begun; its strategies say what becomes of an optimizer of the last one
         own = digests(self._pieces(), whole=whole)
         differing = self._gathered(own) if self._divided else self._reduced(own)
@@ -96,12 +104,17 @@ class ReplicaCheck(ChecksBeforeSave):
             name, ranks = differing[0]
             more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
             where = f" on ranks {format_ranks(ranks)}" if ranks else ""
-            raise MismatchError(
+            text = (
                 f"{moment}, {name} is not the same{where}, though these ranks hold copies of it{more} (seen on rank "
                 f"{self._runtime.topology.rank}). Something changed it on one rank alone: an operation on gradients "
                 "that knows only this rank's part, code that runs on one rank, or a compressor that gives the ranks "
                 "different bits. --verify off turns this check off."
             )
+            if not self._warns:
+                raise MismatchError(text)
+            self._has_warned = True  # on all ranks
+            if self._runtime.topology.rank == 0:
+                _log.warning("%s Or they began with different values: call broadcast_parameters before training.", text)
 
     def _reduced(self, held: dict[str, bytes]) -> list[tuple[str, Sequence[int]]]:
         """Compare where every rank holds the same parameters; ranks that have joined take part with zeros."""
@@ -133,15 +146,23 @@ class ReplicaCheck(ChecksBeforeSave):
         return [(name, holders[name]) for name in differing]
 
 
-def replica_check(runtime: Context, plan: Plan, pieces: Pieces) -> ReplicaCheck | None:
-    """Return the comparison of the parameters that several ranks hold; None if there is none to be made."""
+def replica_check(runtime: Context, plan: Plan, pieces: Pieces, *, warns: bool = False) -> ReplicaCheck | None:
+    """Return the comparison of the parameters that several ranks hold; None if there is none to be made.
+
+    Args:
+        runtime: whose ranks.
+        plan: of the run.
+        pieces: see `Pieces`.
+        warns: see `ReplicaCheck`.
+    """
     verify = runtime.settings.verify
     may_differ = not all(strategy.keeps_replicas for strategy in plan.strategies)
-    if not verify.first or may_differ or runtime.is_elastic or runtime.topology.world_size == 1:
+    is_alone = runtime.topology.world_size == 1 and not runtime.is_elastic  # there others join
+    if not verify.first or may_differ or is_alone:
         return None
 
     divided = bool(plan.model_axes) or any(strategy.changes_model for strategy in plan.strategies)
-    return ReplicaCheck(runtime, pieces, divided=divided, every=verify.every)
+    return ReplicaCheck(runtime, pieces, divided=divided, every=verify.every, warns=warns)
 
 
 def digests(pieces: Sequence[Piece], *, whole: bool = False) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ from unidist_torch.gradients.partial_gradient import PartNorms
 from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import buffer_of
 from unidist_torch.models import plain_use
+from unidist_torch.models.model_buffers import BufferRule, ModelBuffers
 from unidist_torch.optimizer.announcements import Announcements
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.grad_scaler import unscale
@@ -68,6 +69,7 @@ class Binding:
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
         self._cut = cut
         self._is_released = False
+        self._buffers: ModelBuffers | None = None
         self._begin()
         follow_generations(self)
 
@@ -113,6 +115,15 @@ class Binding:
         axes = context.mesh.model_axes
         return PartNorms(context.new_communicator(axes[0]) if len(axes) == 1 else None)
 
+    def keep_buffers(self, model: torch.nn.Module, rule: BufferRule) -> None:
+        """Keep the model's buffers the same on all ranks, from each update on."""
+        if rule == "own" or (self._update.num_ranks == 1 and not self._update.context.is_elastic):
+            return
+        update = self._update
+        self._buffers = ModelBuffers(
+            model, rule, lambda memory: update.context.axis(update.options.gradient_axis, memory=memory)
+        )
+
     def release(self) -> None:
         """See `DistributedOptimizerMixin.release`."""
         self.complete_exchange()
@@ -125,6 +136,8 @@ class Binding:
             return
         self.gradients.close()
         self._synchronized = self._is_concluded = False
+        if self._buffers is not None:
+            self._buffers.rebind()
         self._update.rebind(context)
         self._begin()
 
@@ -173,6 +186,7 @@ class Binding:
 
     def zero_grad(self, set_to_none: bool) -> None:
         """Drop the gradients, unless a window is open; complete an exchange under way first."""
+        self._update.position.reset()
         if self._update.window.is_open:
             return
         if self._update.window.in_round:
@@ -375,7 +389,7 @@ class Binding:
     def _take_part_in(self, scale: float | None) -> None:
         """Exchange without gradients, except for those of a window that `join` has cut short."""
         self.gradients.clear()
-        self._complete(scale=scale)
+        self._complete(scale=scale, is_joined=True)
         self._conclude()
         if self._update.overflowed:
             self._inner.skip()
@@ -418,20 +432,22 @@ class Binding:
         self._announcements.announce_update()
         self._complete(scale=None)
 
-    def _complete(self, *, scale: float | None) -> None:
+    def _complete(self, *, scale: float | None, is_joined: bool = False) -> None:
         gradients = self.gradients
         gradients.add_hooks()
-        notice = self._finish_from(0, scale)
-        if notice:  # on some rank something is trained that was not agreed on
+        changed, buffers_changed = self._finish_from(0, scale, is_joined)
+        if changed:  # on some rank something is trained that was not agreed on
             gradients.changed = False
             known = len(gradients.parameters)
             gradients.agree()
             if len(gradients.parameters) > known:
-                self._finish_from(known, scale)
+                self._finish_from(known, scale, is_joined)
         self._sparse.exchange(gradients.parameters, scale=self._update.whole_scale(scale))
         self._sparse.make_sparse(gradients.parameters)
         gradients.exchanged()
         gradients.mark_parts()
+        if self._buffers is not None and not self._update.is_local:
+            self._buffers.exchange(buffers_changed, is_joined=is_joined)
         self._is_concluded = False
 
     def _conclude(self) -> None:
@@ -458,10 +474,13 @@ class Binding:
         if choice.final:
             self._tuner = None
 
-    def _finish_from(self, first: int, scale: float | None) -> int:
-        """Complete the exchange of the parameters from number `first` on; returns the ranks' notice."""
+    def _finish_from(self, first: int, scale: float | None, is_joined: bool) -> bytes:
+        """Complete the exchange of the parameters from number `first` on; returns the largest flags of all ranks."""
         self.gradients.take_unhooked(first)
-        present, notice = self._update.finish(notice=int(self.gradients.changed), scale=scale, first_parameter=first)
+        buffers = 0 if self._buffers is None or is_joined else self._buffers.notice()
+        present, flags = self._update.finish(
+            flags=bytes((self.gradients.changed, buffers)), scale=scale, first_parameter=first, is_joined=is_joined
+        )
         dense = self._sparse.as_dense
         self._inner.take(
             first,
@@ -470,4 +489,4 @@ class Binding:
                 for index, is_present in enumerate(present, start=first)
             ],
         )
-        return notice
+        return flags

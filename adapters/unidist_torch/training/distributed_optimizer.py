@@ -21,6 +21,7 @@ from unidist.verification import replica_check
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.compression import CompressionLike, compressor_of, tensor_compressor
 from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
+from unidist_torch.models.model_buffers import BufferRule, check_buffer_rule
 from unidist_torch.operations import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
 from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
@@ -31,17 +32,22 @@ from unidist_torch.training.adasum_optimizer import bind_adasum
 from unidist_torch.training.divided_model import follow_model, prepare_to_divide
 from unidist_torch.training.no_sync import add_no_sync
 from unidist_torch.training.other_wrappers import refuse_wrapped, refuse_wrapping
-from unidist_torch.training.verification import attach, output_check, pieces_of
+from unidist_torch.training.verification import attach, output_check, pieces_of, trained_pieces
 
 
 def distribute(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, strategy: StrategyLike = None, *, op: Op = Average
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    strategy: StrategyLike = None,
+    *,
+    op: Op = Average,
+    buffers: BufferRule = "mean",
 ) -> tuple[torch.nn.Module, Any]:
     """Distribute training over all ranks; the script keeps its loop, its model and its optimizer.
 
     Copies rank 0's parameters, buffers and optimizer state to all ranks, and binds the optimizer: gradients are
     exchanged while `backward` runs, and when it returns every `p.grad` holds the average over the ranks, ready to be
-    clipped. Collective, and so is every backward pass that completes an update. Broadcasts nothing later.
+    clipped. Collective, and so is every backward pass that completes an update. Broadcasts no parameters later.
 
     Args:
         model: built in the same way on every rank.
@@ -49,6 +55,9 @@ def distribute(
         strategy: a strategy line ("accumulate=4"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
         op: Average, or Sum: gradients are added up over the ranks, for losses that are sums over samples.
+        buffers: what the model's persistent buffers are after each update, where training changes them (statistics
+            of batch norm, codebooks): "mean" of the ranks' (rank 0's of those that are not of floating point),
+            "rank0"'s, or each rank's "own". The same on every rank.
 
     Returns:
         The model and the optimizer to use from now on: the same objects, or what the strategies made of them.
@@ -60,7 +69,8 @@ def distribute(
     runtime = context.current()
     plan = runtime.plan_for(strategy)
     check_leaves_loop(plan)
-    return bind_model(model, optimizer, plan, in_backward=True, average=averages(op)), optimizer
+    bound = bind_model(model, optimizer, plan, in_backward=True, average=averages(op), buffers=buffers)
+    return bound, optimizer
 
 
 def bind_model(
@@ -70,6 +80,7 @@ def bind_model(
     *,
     in_backward: bool,
     average: bool = True,
+    buffers: BufferRule = "mean",
     keeps_division: bool = False,
     divide: Callable[[], torch.nn.Module] | None = None,
 ) -> torch.nn.Module:
@@ -81,6 +92,7 @@ def bind_model(
         plan: of the run.
         in_backward: gradients are complete when the backward pass ends, where the plan's owner can; else at `step`.
         average: gradients are averaged over the ranks, else added up.
+        buffers: see `distribute`.
         keeps_division: the caller rebinds a divided model in each generation of an elastic job.
         divide: returns this rank's part of the model as the others hold theirs already, whose values are to be loaded;
             then nothing is copied from rank 0. None: the plan divides it on all ranks now.
@@ -89,6 +101,7 @@ def bind_model(
     framework = TorchFramework()
     _check_model(model)
     check_plain(optimizer)
+    check_buffer_rule(buffers)
     refuse_wrapped(model)
     if not keeps_division:
         _refuse_second(model, plan)
@@ -109,9 +122,10 @@ def bind_model(
     update = planned_update(
         runtime, plan, framework, average=average, in_backward=in_backward, places=places, keeps_division=keeps_division
     )
-    bind(optimizer, update, names=names, cut=cut)
+    bind(optimizer, update, names=names, cut=cut)._unidist.keep_buffers(model, buffers)
     for item in plan.strategies:
         item.attach(model, update, framework)
+    update.position.compare()
     add_no_sync(model, optimizer)
     refuse_wrapping(model)
     if (replicas := replica_check(runtime, plan, lambda: pieces_of(model))) is not None:
@@ -210,6 +224,10 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     )
     bound = bind(optimizer, update, names=names)
     bound._unidist.is_horovods = True
+    if options.process_set is None:
+        check = replica_check(runtime, runtime.plan, lambda: trained_pieces(bound._unidist.names), warns=True)
+        if check is not None:
+            update.follow(check)
     return bound
 
 

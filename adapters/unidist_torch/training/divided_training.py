@@ -10,6 +10,7 @@ from typing_extensions import override
 from unidist import elastic
 from unidist.runtime import context as runtime_of_process
 from unidist_torch.memory import memory_kind
+from unidist_torch.models.model_buffers import BufferRule
 from unidist_torch.training.distributed_optimizer import bind_model
 
 if TYPE_CHECKING:
@@ -25,10 +26,14 @@ class DividedTraining(elastic.DividedTraining):
         model: whole.
         optimizer: over its parameters, not bound.
         strategy: see `TrainStep`.
+        buffers: see `distribute`.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, strategy: StrategyLike) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, strategy: StrategyLike, buffers: BufferRule
+    ) -> None:
         super().__init__(model, strategy)
+        self._buffers = buffers
         self._optimizer: Any = optimizer
         self.memory_kinds = sorted({"host"} | {memory_kind(each).partition(":")[0] for each in model.parameters()})
         self.begin()
@@ -36,7 +41,13 @@ class DividedTraining(elastic.DividedTraining):
     @override
     def bind(self, plan: Plan, divide: elastic.Divide | None) -> torch.nn.Module:
         model: torch.nn.Module = bind_model(
-            self.model, self._optimizer, plan, in_backward=False, keeps_division=True, divide=divide
+            self.model,
+            self._optimizer,
+            plan,
+            in_backward=False,
+            buffers=self._buffers,
+            keeps_division=True,
+            divide=divide,
         )
         membership = runtime_of_process.current().membership
         assert membership is not None

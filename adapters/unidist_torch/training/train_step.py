@@ -20,6 +20,7 @@ from unidist_torch.elastic.handlers import has_sharded_parameters
 from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.models.batches import num_samples
+from unidist_torch.models.model_buffers import BufferRule
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
 from unidist_torch.training.distributed_optimizer import bind_model
 from unidist_torch.training.divided_training import DividedTraining, divides
@@ -51,6 +52,7 @@ class TrainStep:
             call is a transaction, and the loader of `ud.shard` redistributes the samples, see docs/elastic.md. False:
             nothing. Default: True if the batches come from such a loader and no `ud.elastic.run` leads the training. In
             other jobs True divides the samples in the same way.
+        buffers: see `distribute`.
 
     Attributes:
         optimizer: the same object, bound.
@@ -68,6 +70,7 @@ class TrainStep:
         strategy: StrategyLike = None,
         *,
         elastic: bool | Policy | None = None,
+        buffers: BufferRule = "mean",
     ) -> None:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
@@ -83,10 +86,10 @@ class TrainStep:
                     "ranks change. Leave elastic= out"
                 )
             passes_of_step(plan, keeps_division=True)
-            self._divided = DividedTraining(model, optimizer, strategy)
+            self._divided = DividedTraining(model, optimizer, strategy, buffers)
             self._whole = model
         else:
-            self._whole = bind_model(model, optimizer, plan, in_backward=False)
+            self._whole = bind_model(model, optimizer, plan, in_backward=False, buffers=buffers)
         self.optimizer: Any = optimizer
         self._make_runner = lambda loss: make(self.model, loss, optimizer)
         self._loss_fn = loss_fn

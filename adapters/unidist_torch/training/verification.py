@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from unidist.checkpoint.format.interface import kept_state, placements_of
-from unidist.checkpoint.format.pieces import Piece
+from unidist.checkpoint.format.pieces import Piece, Placement
 from unidist.errors import UsageError
 from unidist.strategy.interface import Plan
 from unidist.verification import (
@@ -27,6 +27,7 @@ from unidist.verification import (
     pending_check,
 )
 from unidist_torch.checkpoint.states import ModelState
+from unidist_torch.checkpoint.tensors import piece_of
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
@@ -50,6 +51,16 @@ def pieces_of(model: torch.nn.Module) -> list[Piece]:
         return [piece for piece in state.pieces() if piece.tensor.name in names]
     except UsageError:
         return []
+
+
+def trained_pieces(names: Mapping[torch.Tensor, str]) -> list[Piece]:
+    """Return whole parameters, by their names, as pieces; without those that are not trained."""
+    placed = [
+        (Placement.whole(name, tuple(each.shape)), each)
+        for each, name in names.items()
+        if each.requires_grad and each.numel() and not each.is_meta
+    ]
+    return [piece_of(placement.tensor(dtype_of(each)), placement.part(), each) for placement, each in placed]
 
 
 def _parameter_names(model: torch.nn.Module) -> set[str]:

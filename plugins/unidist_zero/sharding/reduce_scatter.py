@@ -23,7 +23,13 @@ from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import ExtraPassError, UsageError
 from unidist.gradients.allreduce import PATIENCE_SEC
 from unidist.gradients.buckets import ParameterInfo, Slot
-from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.interface import (
+    NO_NOTICE,
+    NOTICE_BYTES,
+    GradientExchange,
+    ReducedGradients,
+    RoundResult,
+)
 from unidist.gradients.precision import is_narrow
 from unidist.timeline import Recorder
 from unidist_zero.sharding.bucket_buffers import BucketBuffers
@@ -109,7 +115,7 @@ class ReduceScatterExchange(GradientExchange):
         self._place: dict[int, tuple[_Bucket, Slot]] = {
             slot.parameter: (bucket, slot) for bucket in self._buckets for slot in bucket.cut.slots
         }
-        self._status = everyone.allocate(len(self.parameters) + 1)
+        self._status = everyone.allocate(len(self.parameters) + NOTICE_BYTES)
         self._status_bytes = self._status.bytes()
         self._num_passes = 0  # of this window, whose sums are in the shards
         self._in_round = False
@@ -198,7 +204,7 @@ class ReduceScatterExchange(GradientExchange):
         self._framework.add(self._shard(bucket), bucket.kept)
 
     @override
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+    def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         """See `GradientExchange.finish`: every shard holds `scale` times this rank's piece of the sum."""
         factor = self.scale if scale is None else scale
         if self._posted and factor != self.scale:
@@ -207,7 +213,7 @@ class ReduceScatterExchange(GradientExchange):
             for bucket in self._buckets:
                 sums = self._shard(bucket) if bucket.kept is None else bucket.kept
                 self._framework.multiply(sums, factor / self.scale)
-        self._status_bytes[-1] = notice
+        self._status_bytes[-NOTICE_BYTES:] = notice
         self._complete(factor)
         if self._num_passes:
             for bucket in self._buckets:
@@ -219,7 +225,7 @@ class ReduceScatterExchange(GradientExchange):
         self._in_round = False
         self._start_pass()
         self._clear_status()
-        return RoundResult(tuple(value > 0 for value in values[:-1]), values[-1])
+        return RoundResult(tuple(value > 0 for value in values[:-NOTICE_BYTES]), bytes(values[-NOTICE_BYTES:]))
 
     @override
     def reduced(self) -> ReducedGradients:

@@ -13,6 +13,7 @@ from unidist.communicator import Communicator
 from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.compression import GradientCompressor
+from unidist.gradients.interface import NOTICE_BYTES
 from unidist.gradients.options import ExchangeOptions
 from unidist.testing import RecordingCommunicator, ThreadWorld
 
@@ -67,7 +68,7 @@ def exchange(compressor: GradientCompressor, dtype: DType, value: float) -> list
 @pytest.mark.parametrize("compressor", [Float16(), BFloat16()])
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT64])
 def test_wide_numbers_travel_in_16_bits(compressor: GradientCompressor, dtype: DType) -> None:
-    assert exchange(compressor, dtype, 2.0) == [([64, 2], 3.0)] * 2
+    assert exchange(compressor, dtype, 2.0) == [([64, 1 + NOTICE_BYTES], 3.0)] * 2
 
 
 @pytest.mark.parametrize(("compressor", "error"), [(Float16(), 2**-10), (BFloat16(), 2**-7)])
@@ -85,5 +86,5 @@ def test_too_large_for_float16_shows_as_infinite_and_fits_into_bfloat16() -> Non
 @pytest.mark.parametrize("dtype", [DType.FLOAT16, DType.INT32])
 def test_what_is_16_bits_or_no_floating_point_travels_as_it_is(dtype: DType) -> None:
     (sizes, found), _ = exchange(Float16(), dtype, 2.0)
-    assert sizes == [32 * dtype.itemsize, 2]
+    assert sizes == [32 * dtype.itemsize, 1 + NOTICE_BYTES]
     assert found == 3.0

@@ -15,7 +15,7 @@ from unidist.communicator import Communicator, Work
 from unidist.errors import UsageError
 from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
-from unidist.gradients.interface import RoundResult
+from unidist.gradients.interface import NOTICE_BYTES, RoundResult
 from unidist.testing import RecordingCommunicator, ThreadWorld
 from unidist.timeline import Recorder
 
@@ -73,7 +73,7 @@ def test_every_buffer_holds_the_scaled_sum_whatever_the_order_of_gradients(bucke
                 assert (array(exchange, index) == 0.5 * sum(10 * index + rank for rank in range(3))).all()
         return result
 
-    assert on_ranks(3, main) == [RoundResult((True, True, True), 0)] * 3
+    assert on_ranks(3, main) == [RoundResult((True, True, True))] * 3
 
 
 def test_a_gradient_missing_on_some_ranks_counts_as_zeros_and_on_all_stays_missing() -> None:
@@ -88,7 +88,7 @@ def test_a_gradient_missing_on_some_ranks_counts_as_zeros_and_on_all_stays_missi
         assert (array(exchange, 0) == 5.0).all()
         return result
 
-    assert on_ranks(2, main) == [RoundResult((True, False, False), 0)] * 2
+    assert on_ranks(2, main) == [RoundResult((True, False, False))] * 2
 
 
 def test_results_stay_until_the_memory_was_switched_twice() -> None:
@@ -119,14 +119,12 @@ def test_a_round_without_any_gradient_is_a_round() -> None:
     assert on_ranks(2, lambda communicator: exchange_over(communicator).finish().present) == [(False,) * 3] * 2
 
 
-def test_the_largest_notice_reaches_every_rank() -> None:
-    def main(communicator: Communicator) -> list[int]:
-        exchange = exchange_over(communicator)
-        return [
-            exchange.finish(notice=notice).notice for notice in (0, communicator.rank, 255 * (communicator.rank == 0))
-        ]
+def test_the_largest_byte_of_the_notices_reaches_every_rank() -> None:
+    def main(communicator: Communicator) -> bytes:
+        own = bytes((communicator.rank, 255 * (communicator.rank == 0), 0)).ljust(NOTICE_BYTES, b"x")
+        return exchange_over(communicator).finish(notice=own).notice
 
-    assert on_ranks(3, main) == [[0, 2, 255]] * 3
+    assert on_ranks(3, main) == [bytes((2, 255, 0)).ljust(NOTICE_BYTES, b"x")] * 3
 
 
 def test_held_gradients_wait_for_finish_and_may_be_added_to() -> None:
@@ -173,7 +171,7 @@ def test_buckets_keep_their_order_when_gradients_do_not() -> None:
         exchange.finish()
         return [waiting, *(record.nbytes for record in recorder.records)]
 
-    expected = [0, 64, 64, 64, 4]  # whole cache lines, and the byte per parameter with the notice
+    expected = [0, 64, 64, 64, 3 + NOTICE_BYTES]  # whole cache lines, and a byte per parameter with the notice
     assert on_ranks(2, main) == [expected] * 2
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from unidist.buffer import Buffer, DType
-from unidist.gradients import LocalExchange, ParameterInfo
+from unidist.gradients import NOTICE_BYTES, LocalExchange, ParameterInfo
 
 
 class _HostMemory:
@@ -44,8 +44,8 @@ def test_the_mean_over_the_ranks_is_taken_out_and_that_over_the_passes_stays() -
     assert exchange.in_round
     _values(exchange, 0)[:] += 1
     exchange.ready(0)
-    result = exchange.finish(notice=7)
-    assert (result.present, result.notice) == ((True, False, False), 7)
+    result = exchange.finish(notice=bytes([7] * NOTICE_BYTES))
+    assert (result.present, result.notice) == ((True, False, False), bytes([7] * NOTICE_BYTES))
     assert _values(exchange, 0).tolist() == [2, 3]
     assert not exchange.in_round
 

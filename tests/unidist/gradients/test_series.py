@@ -9,7 +9,10 @@ from fake_exchange import FakeExchange
 
 from unidist.buffer import DType
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.interface import NO_NOTICE, NOTICE_BYTES
 from unidist.gradients.series import ExchangeSeries
+
+NOTICE = bytes(range(3, 3 + NOTICE_BYTES))
 
 
 def infos(names: str) -> list[ParameterInfo]:
@@ -35,8 +38,8 @@ def test_parameters_are_numbered_on(series: ExchangeSeries, parts: list[FakeExch
 
 
 def test_all_or_the_later_exchanges_are_completed(series: ExchangeSeries, parts: list[FakeExchange]) -> None:
-    assert series.finish(lambda exchange: None, notice=3, first_parameter=0) == ([True] * 3, 3)
-    assert series.finish(lambda exchange: 0.5, notice=0, first_parameter=2) == ([True], 0)
+    assert series.finish(lambda exchange: None, notice=NOTICE, first_parameter=0) == ([True] * 3, NOTICE)
+    assert series.finish(lambda exchange: 0.5, notice=NO_NOTICE, first_parameter=2) == ([True], NO_NOTICE)
     assert [part.calls for part in parts] == [[("finish", None, 3)], [("finish", None, 3), ("finish", 0.5, 0)]]
 
 

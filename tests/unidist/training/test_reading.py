@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from unidist.errors import UsageError
+from unidist.optim.script_position import DrawnBatches
 from unidist.runtime import context
 from unidist.training import reading
 from unidist.training.reading import read_ahead, timed
@@ -19,7 +20,10 @@ from unidist.training.reading import read_ahead, timed
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = SimpleNamespace(data_sec=0.0)
-    monkeypatch.setattr(context, "current", lambda: SimpleNamespace(recorder=found))
+    runtime: Any = SimpleNamespace(recorder=found)
+    batches = DrawnBatches(runtime)
+    runtime.owned = lambda kind: batches
+    monkeypatch.setattr(context, "current", lambda: runtime)
     return found
 
 

@@ -23,6 +23,7 @@ from torch import nn
 
 import unidist.torch as ud
 from unidist.errors import ConfigurationError, UsageError
+from unidist.gradients import NOTICE_BYTES
 from unidist.jobs.pool.pool import RankPool
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
@@ -137,8 +138,8 @@ def test_gradients_of_a_group_travel_together_and_the_others_as_usual(pool: Pool
             optimizer.step()
             return [record.nbytes for record in records if record.operation == "allreduce"]
 
-    # At last a byte for each parameter, which says who has a gradient, and one for the notice.
-    assert pool(2).run(on_rank) == [[64 * 8, 64 * 2, 64 * (1 + 4), 4 + 1]] * 2
+    # At last a byte for each parameter, which says who has a gradient, and the notice.
+    assert pool(2).run(on_rank) == [[64 * 8, 64 * 2, 64 * (1 + 4), 4 + NOTICE_BYTES]] * 2
 
 
 def test_predivision_keeps_a_sum_of_float16_in_range(pool: Pool) -> None:

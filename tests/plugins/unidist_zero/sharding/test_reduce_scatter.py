@@ -15,6 +15,7 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
+from unidist.gradients.interface import NOTICE_BYTES
 from unidist.testing import RecordingCommunicator, ThreadWorld
 from unidist.testing.fixtures import RankPoolFactory
 from unidist_zero.sharding.all_gather import ShardGather
@@ -121,7 +122,8 @@ def test_shards_hold_the_scaled_sum_in_every_round(
         for turn in range(3):
             for index in reversed(range(len(COUNTS))):
                 write(exchange, index, gradient(communicator.rank, index, turn))
-            assert exchange.finish(notice=turn).notice == turn
+            told = bytes([turn] * NOTICE_BYTES)
+            assert exchange.finish(notice=told).notice == told
             rounds.append(pieces_of(exchange))
         return rounds
 

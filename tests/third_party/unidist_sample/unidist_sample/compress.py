@@ -15,7 +15,7 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import ConfigurationError
 from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
-from unidist.gradients.interface import GradientExchange, ReducedGradients, RoundResult
+from unidist.gradients.interface import NO_NOTICE, GradientExchange, ReducedGradients, RoundResult
 from unidist.mesh import DATA_AXIS
 from unidist.strategy.interface import GradientOwner, Strategy
 
@@ -94,7 +94,7 @@ class CompressedExchange(GradientExchange):
         """See `GradientExchange.accumulate`. What is held may still grow, so it is rounded only at the end."""
         self._held.add(index)
 
-    def finish(self, *, scale: float | None = None, notice: int = 0) -> RoundResult:
+    def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         """See `GradientExchange.finish`."""
         self._inner.scale = self.scale
         for index in sorted(self._held):

@@ -1,0 +1,179 @@
+"""The place of each rank's script, compared with every update: a step or a batch that one rank leaves out is noticed.
+
+Gradients meet by their order, so after a `continue` on one rank each step averages gradients of different steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from unidist.errors import MismatchError
+from unidist.gradients.interface import NOTICE_BYTES
+from unidist.negotiation import gather_objects
+
+if TYPE_CHECKING:
+    from unidist.communicator import Communicator
+    from unidist.runtime_api import RuntimeAPI
+
+_COUNT = 1
+_NUMBER = 2
+"""Bytes of a count and of a number, which may wrap around."""
+_LAYOUT = (("update", _NUMBER), ("resets", _COUNT), ("unused", _COUNT), ("batch", _NUMBER))
+_PLACE_BYTES = sum(size for _, size in _LAYOUT)
+NUM_FLAGS = NOTICE_BYTES - 2 * _PLACE_BYTES
+
+
+class DrawnBatches:
+    """The batches that this rank's script has drawn from loaders of `shard`. Owned by a runtime.
+
+    Attributes:
+        total: number of batches, of all loaders.
+        latest: number of the latest one in its epoch, from 1; 0: none yet.
+    """
+
+    def __init__(self, runtime: RuntimeAPI) -> None:
+        self.total = self.latest = 0
+
+    def drawn(self, number: int) -> None:
+        """Note that the script has drawn a batch.
+
+        Args:
+            number: in its epoch, from 1.
+        """
+        self.total += 1
+        self.latest = number
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of one rank's script at an exchange.
+
+    Args:
+        update: number of the update, from 1.
+        resets: calls of `zero_grad` since the last exchange.
+        drawn: batches drawn since then.
+        passes: backward passes since then.
+        batch: number in its epoch of the latest one.
+    """
+
+    update: int
+    resets: int
+    drawn: int
+    passes: int
+    batch: int
+
+    @property
+    def unused(self) -> int:
+        """Batches beyond one for each backward pass, of which ranks may do different numbers."""
+        return self.drawn - self.passes
+
+    def described(self) -> str:
+        """Return it in words."""
+        words = [f"update {self.update}"]
+        if self.batch:
+            words.append(f"batch {self.batch} ({self.drawn} drawn since the last exchange)")
+        words.append(f"{self.resets} zero_grad() since then" if self.batch else f"{self.resets} zero_grad() before it")
+        return ", ".join(words)
+
+
+class ScriptPosition:
+    """Compares the places of the ranks' scripts, after `compare` was called.
+
+    Args:
+        runtime: whose batches are counted.
+    """
+
+    def __init__(self, runtime: RuntimeAPI) -> None:
+        self._runtime = runtime
+        self._is_compared = False
+        self._batches = runtime.owned(DrawnBatches)
+        self._resets = 0
+        self._total: int | None = None  # at the last exchange; None: there was none, and ranks may have begun otherwise
+
+    def compare(self) -> None:
+        """Compare from now on. Not in an elastic job, where each step is a transaction, and ranks come late."""
+        self._is_compared = not self._runtime.is_elastic
+
+    def reset(self) -> None:
+        """Note a call of `zero_grad`."""
+        self._resets += 1
+
+    def place(self, update: int, passes: int) -> Place | None:
+        """Return this rank's place at the exchange of an update; None: it is not compared. Begins the next counts.
+
+        Args:
+            update: number of the update, from 1.
+            passes: backward passes that it is made of.
+        """
+        place = None
+        if self._is_compared and self._total is not None:
+            place = Place(update, self._resets, self._batches.total - self._total, passes, self._batches.latest)
+        self._total = self._batches.total
+        self._resets = 0
+        return place
+
+    def check(self, place: Place | None, largest: bytes, communicator: Callable[[], Communicator]) -> None:
+        """Raise MismatchError on all ranks if their places differ. Collective if they do.
+
+        Args:
+            place: of this rank; None: it has joined, or is not compared.
+            largest: of each byte of the ranks' notices, the largest one.
+            communicator: returns one over the ranks that exchanged. Collective.
+        """
+        differing = _differing(largest)
+        # A loader that one rank alone looks into, or that begins again elsewhere, is no step that was left out.
+        if not {"update", "resets"} & differing and not {"unused", "batch"} <= differing:
+            return
+        from unidist.waits.script_line import script_line
+
+        line = script_line(threading.get_ident())
+        over = communicator()
+        places = gather_objects(over, None if place is None else (place.described(), line))
+        lines = [
+            f"  rank {over.members[index]}: {told[0]}" + (f", at {told[1]}" if told[1] else "")
+            for index, told in enumerate(places)
+            if told is not None
+        ]
+        raise MismatchError(
+            "the ranks exchange gradients of different steps; one of them has left a step or a batch out:\n"
+            + "\n".join(lines)
+            + "\nA step that one rank skips (a `continue` past a bad batch, say) must be skipped by all: agree on it "
+            "first, with ud.allreduce(flag, op=ud.Max), or let that rank's loss be 0 * loss."
+        )
+
+
+def notice_of(flags: bytes, place: Place | None = None) -> bytes:
+    """Return what the exchange of an update carries.
+
+    Args:
+        flags: of a binding; all ranks learn the largest of each byte.
+        place: of this rank, to be compared.
+    """
+    assert len(flags) == NUM_FLAGS
+    return flags + (bytes(2 * _PLACE_BYTES) if place is None else _encoded(place))
+
+
+def _encoded(place: Place) -> bytes:
+    """Return a place so that the largest bytes of all ranks show whether it is the same on all of them."""
+    data = b"".join((getattr(place, name) % (1 << 8 * size)).to_bytes(size, "little") for name, size in _LAYOUT)
+    return data + bytes(255 - each for each in data)
+
+
+def _differing(largest: bytes) -> set[str]:
+    """Return which parts of the places differ; none if no rank has told its place."""
+    most, least = largest[NUM_FLAGS:-_PLACE_BYTES], largest[-_PLACE_BYTES:]
+    if not any(least):
+        return set()
+    differing = set()
+    begin = 0
+    for name, size in _LAYOUT:
+        if any(most[i] + least[i] != 255 for i in range(begin, begin + size)):
+            differing.add(name)
+        begin += size
+    return differing
