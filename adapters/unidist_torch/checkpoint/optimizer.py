@@ -98,16 +98,22 @@ class OptimizerState(KeepsState):
             if slot != MASTER and self._reads(slot, record):  # of which the model has the same, rounded
                 slots.setdefault(path, []).append(slot)
         state: dict[int, dict[str, Any]] = {}
+        scalars: list[tuple[torch.Tensor, str]] = []
         for index, (_, parameter) in enumerate(self._parameters()):
             placement = self._placements[id(parameter)]
             entry: dict[str, Any] = {}
             for slot, number in self._scalars(record, placement.name).items():
                 entry[slot] = number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
+                if isinstance(entry[slot], torch.Tensor):
+                    scalars.append((parameter, slot))
             for slot in slots.get(placement.name, ()):
                 entry[self._naming.native(slot)] = self._slot(section, record, placement, slot, parameter)
             if entry:
                 state[index] = entry
         self._optimizer.load_state_dict({"state": state, "param_groups": self._groups(record)})
+        for parameter, slot in scalars:  # torch gives all but "step" the parameter's type, which a running one has not
+            entry = self._optimizer.state[parameter]
+            entry[slot] = entry[slot].to(scalar_dtype())
 
     def _parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
         for number, group in enumerate(self._optimizer.param_groups):

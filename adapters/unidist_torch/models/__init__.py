@@ -3,6 +3,7 @@
 May import `operations` and the modules at the root of this package.
 """
 
+from unidist_torch.models.compiled_model import leave_uncompiled
 from unidist_torch.models.guarded_parameter import (
     AbsentParameter,
     CutParameter,
@@ -31,5 +32,6 @@ from unidist_torch.models.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "AbsentParameter", "BUILT_AS", "ChangesInputs", "CutParameter", "CutValues", "LentParameter", "LossFunction",
     "PartOfInputs", "PartOfOutputs", "StepRunner", "SyncBatchNorm", "WholeStepRunner", "evaluating",
-    "gradient_computed", "gradient_memory", "guard", "name_guard", "plain_part", "plain_use", "unguard",
+    "gradient_computed", "gradient_memory", "guard", "leave_uncompiled", "name_guard", "plain_part", "plain_use",
+    "unguard",
 ]  # fmt: skip

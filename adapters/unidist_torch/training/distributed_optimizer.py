@@ -20,6 +20,7 @@ from unidist.training.binding import averages, check_counts_alone, check_leaves_
 from unidist.verification import replica_check
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.compression import CompressionLike, compressor_of, tensor_compressor
+from unidist_torch.models.compiled_model import forget_compiled, leave_uncompiled, uncompiled
 from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
 from unidist_torch.models.model_buffers import BufferRule, check_buffer_rule
 from unidist_torch.operations import Adasum, Average, Op, Sum
@@ -108,11 +109,16 @@ def bind_model(
     _check_owned(optimizer, framework.parameters(model))
     divided = bool(plan.model_axes)
     deferred = prepare_deferred(model, plan)
+    leave_uncompiled("unidist", "unidist_torch")
+    if any(strategy.changes_model for strategy in plan.strategies):
+        forget_compiled()
+    given, model = model, uncompiled(model)  # strategies change the module that `torch.compile` has wrapped
     if divided:
         _refuse_closure(optimizer, plan)
     if divided and divide is None:
         prepare_to_divide(model, optimizer, runtime)
-    outputs = output_check(model, runtime, plan, deferred=deferred)
+    outputs = output_check(given, runtime, plan, deferred=deferred)
+    whole = model
     model = plan.prepare(model, runtime) if divide is None else divide()
     if plan.model_axes:
         _divided.update(model.modules())
@@ -137,7 +143,7 @@ def bind_model(
             broadcast_parameters(framework.model_state(model), root_rank=0)
         if runtime.topology.world_size > 1:
             give_optimizer_state(optimizer, root_rank=0)
-    return model
+    return given if model is whole else model
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

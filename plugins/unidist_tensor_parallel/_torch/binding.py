@@ -40,7 +40,7 @@ from unidist_tensor_parallel.layout.roles import (
 )
 from unidist_tensor_parallel.library_roles import TensorRolesSpec
 from unidist_torch.memory import memory_kind
-from unidist_torch.models.guarded_parameter import CutParameter, guard, name_guard
+from unidist_torch.models import CutParameter, guard, leave_uncompiled, name_guard
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -82,6 +82,7 @@ class TorchTensor(TensorBinding, KeepsCuts):
         Raises:
             ConfigurationError: nothing can be cut, a pattern matches nothing, or a layer cannot be cut as asked.
         """
+        leave_uncompiled("unidist_tensor_parallel")
         kinds = {memory_kind(parameter).partition(":")[0] for parameter in model.parameters()}
         axis = TensorAxis(context, kinds)
         found = assignment(model, strategy.roles(), axis, context)

@@ -14,7 +14,7 @@ from unidist.errors import ConfigurationError, UsageError
 from unidist.optim.update import Update
 from unidist_torch.gradients.placeholder import sharded_gradient
 from unidist_torch.memory import memory_kind
-from unidist_torch.models import plain_use
+from unidist_torch.models import leave_uncompiled, plain_use
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
 from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
 from unidist_zero._torch.checkpoint import ShardedOptimizerState
@@ -51,6 +51,7 @@ class TorchZero(ZeroBinding):
 
     def partition(self, strategy: Zero, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
         """Prepare a model for stage 3. Collective over the data axis when first called."""
+        leave_uncompiled("unidist_zero")
         lay_out_by_dims(model.parameters())
         kinds = {memory_kind(parameter) for parameter in model.parameters()}
         if strategy.shares_pages(context, kinds):

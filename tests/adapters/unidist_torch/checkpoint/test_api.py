@@ -99,6 +99,24 @@ def test_training_goes_on_bit_by_bit(tmp_path: Path, kind: str, options: dict[st
         assert torch.equal(value, again.state_dict()[name]), name
 
 
+def test_scalars_of_an_optimizer_keep_their_type_beside_parameters_of_another(tmp_path: Path) -> None:
+    """NAdam multiplies in torch's default type, whatever that of the parameter; `load_state_dict` would change it."""
+    model = torch.nn.Linear(3, 2).double()
+    optimizer = torch.optim.NAdam(model.parameters())
+    model(torch.ones(1, 3, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    ud.save(tmp_path / "c", model, optimizer)
+    other = torch.optim.NAdam(model.parameters())
+    ud.load(tmp_path / "c", model, other)
+    for parameter in model.parameters():
+        assert optimizer.state[parameter].keys() == other.state[parameter].keys()
+        for name, value in optimizer.state[parameter].items():
+            assert (other.state[parameter][name].dtype, other.state[parameter][name].tolist()) == (
+                value.dtype,
+                value.tolist(),
+            ), name
+
+
 def test_what_torch_compile_wraps_has_the_paths_of_the_model(tmp_path: Path) -> None:
     model, optimizer = make(0, torch.optim.AdamW)
     train(model, optimizer, 2, seed=0)
