@@ -6,6 +6,7 @@ sequence, column layers gather it, row layers scatter their sums, and the last b
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from unidist.errors import ConfigurationError
+from unidist.errors import ConfigurationError, UnidistError
 from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.region import Region, SequenceRegion
 from unidist_tensor_parallel.layout.roles import Role
+
+_SAYS = "tensor: sequence=true: the tokens"
 
 _CUTS = (
     Role.COLUMN,
@@ -122,6 +125,7 @@ def make_sequence_regions(
             _check_whole(path, modules[path], roles, gathering)
             _sum_gradients(path, modules[path], roles, region, gathering)
         last.register_forward_hook(_finish(region, row.paths[-1]))
+    model.register_forward_hook(_explain(rows), always_call=True)
     return found
 
 
@@ -249,6 +253,22 @@ def _cut_after(region: SequenceRegion) -> Any:
         if isinstance(output, tuple):  # an attention may return its weights too
             return (region.cut_tokens(output[0], training=module.training), *output[1:])
         return region.cut_tokens(output, training=module.training)
+
+    return hook
+
+
+def _explain(rows: Sequence[Row]) -> Any:
+    """Return a hook that adds to torch's error about sizes that tokens are cut, and where."""
+    listed = "; ".join(f"{row.paths[0]!r} to {row.paths[-1]!r}" for row in rows)
+
+    def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        error = sys.exc_info()[1]  # of the forward that has just failed
+        if isinstance(error, RuntimeError) and not isinstance(error, UnidistError) and _SAYS not in str(error):
+            error.args = (
+                f"{error}. {_SAYS} of activations from {listed} are cut over the ranks, so the model's own code sees "
+                "some of them there: a skip from outside of the blocks, a product of two branches or a table of "
+                "positions has all. Move it into a layer that is cut, or leave sequence out.",
+            )
 
     return hook
 

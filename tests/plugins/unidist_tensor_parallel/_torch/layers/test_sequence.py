@@ -1,0 +1,36 @@
+"""Errors of a model whose own code meets activations of which each rank has some tokens."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from unidist.errors import UsageError
+from unidist_tensor_parallel._torch.layers.sequence import Row, _explain
+
+
+class Skip(torch.nn.Module):
+    """Adds what is cut to what is not."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x[:, :3]
+
+
+def test_an_error_about_sizes_says_that_tokens_are_cut_and_where() -> None:
+    model = torch.nn.Sequential(Skip())
+    model.register_forward_hook(_explain([Row(["blocks.0", "blocks.3"], -2)]), always_call=True)
+    with pytest.raises(RuntimeError, match=r"size of tensor.*sequence=true: the tokens .* 'blocks.0' to 'blocks.3'"):
+        model(torch.ones(2, 6, 4))
+    assert model(torch.ones(2, 3, 4)).shape == (2, 3, 4)
+
+
+def test_other_errors_stay_as_they_are() -> None:
+    class Raises(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise UsageError("of ours")
+
+    model = Raises()
+    model.register_forward_hook(_explain([Row(["blocks.0"], -2)]), always_call=True)
+    with pytest.raises(UsageError, match=r"^of ours$"):
+        model(torch.ones(1))
