@@ -7,5 +7,6 @@ that it binds. Adapters and plugins may import the modules listed here.
 """
 
 __all__ = [
-    "arguments", "backup", "callbacks", "checkpoint", "elastic_fit", "elementwise", "mixin", "seeds", "unsharded_data",
+    "arguments", "backup", "callbacks", "checkpoint", "elastic_fit", "elementwise", "metrics", "mixin", "seeds",
+    "unsharded_data",
 ]  # fmt: skip

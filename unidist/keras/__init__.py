@@ -36,6 +36,7 @@ from unidist.negotiation.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
     from unidist.horovod_api.lifecycle import shutdown
+    from unidist_keras.metrics import metrics
     from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
     from unidist_tensorflow.checkpoint.api import load, save
     from unidist_tensorflow.gradients.samples import gather_samples
@@ -60,7 +61,7 @@ __all__ = [
     "SyncBatchNormalization", "TrainStep", "add_process_set", "allgather", "allreduce", "broadcast",
     "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data_rank",
     "data_size", "ddl_built", "device", "distribute", "elastic", "gather_samples", "global_process_set", "gloo_built",
-    "gloo_enabled", "init", "is_initialized", "load", "load_model", "local_rank", "local_size", "mpi_built",
+    "gloo_enabled", "init", "is_initialized", "load", "load_model", "local_rank", "local_size", "metrics", "mpi_built",
     "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report",
     "rocm_built", "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
 """The names of `unidist.keras` for Keras 3 on TensorFlow."""
 
 from unidist.horovod_api.lifecycle import shutdown
+from unidist_keras.metrics import metrics
 from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
 from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.elastic.state import TensorFlowKerasState, run
@@ -42,6 +43,6 @@ __all__ = [
     "LearningRateWarmupCallback", "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum",
     "SyncBatchNormalization", "TensorFlowKerasState", "TrainStep", "UpdateBatchStateCallback",
     "UpdateEpochStateCallback", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "cuda_built",
-    "device", "distribute", "gather_samples", "load", "load_model", "nccl_built", "reducescatter", "rocm_built", "run",
-    "save", "seed", "shard", "shutdown",
+    "device", "distribute", "gather_samples", "load", "load_model", "metrics", "nccl_built", "reducescatter",
+    "rocm_built", "run", "save", "seed", "shard", "shutdown",
 ]  # fmt: skip

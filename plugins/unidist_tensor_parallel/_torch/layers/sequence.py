@@ -264,11 +264,12 @@ def _explain(rows: Sequence[Row]) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         error = sys.exc_info()[1]  # of the forward that has just failed
         if isinstance(error, RuntimeError) and not isinstance(error, UnidistError) and _SAYS not in str(error):
-            error.args = (
+            text = (
                 f"{error}. {_SAYS} of activations from {listed} are cut over the ranks, so the model's own code sees "
                 "some of them there: a skip from outside of the blocks, a product of two branches or a table of "
-                "positions has all. Move it into a layer that is cut, or leave sequence out.",
+                "positions has all. Move it into a layer that is cut, or leave sequence out."
             )
+            error.args = (text,)
 
     return hook
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch", reason="the layers are of torch")
+
+import torch
 
 from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.sequence import Row, _explain
