@@ -106,10 +106,12 @@ class Redistributable(ABC):
     Attributes:
         order: of its samples.
         batch_size: of one rank.
+        start: the position at which training on it begins.
     """
 
     order: SampleOrder
     batch_size: int | None
+    start: Position = Position()
 
     @abstractmethod
     def follow(self, progress: Callable[[], Progress]) -> None:
@@ -151,7 +153,11 @@ class StepTraining:
         self._order = data.order
         self._passes = passes
         self._generations: Generations | None = None
-        progress = Progress(data.order, data.batch_size, data.batch_size * passes * size, size)
+        global_batch = data.batch_size * passes * size
+        start = data.start
+        if start.processed >= data.order.length(global_batch):
+            start = Position(start.epoch + 1)
+        progress = Progress(data.order, data.batch_size, global_batch, size, start)
         if membership is None:
             self._state: Any = ObjectState(progress=progress)
         else:
@@ -368,5 +374,11 @@ def training_of(
         raise UsageError(
             "elastic=True, and the batch does not come from data of ud.shard(): only that can be redistributed when "
             "ranks join or leave. Use for x, y in ud.shard(loader), or ud.elastic.run and your own sampler"
+        )
+    if not isinstance(data, Redistributable):
+        raise UsageError(
+            f"the batch comes from ud.shard() of {data.description}, which elastic training cannot redistribute when "
+            "ranks join or leave: it needs a DataLoader with a batch_size and no sampler of yours. Or give TrainStep "
+            "elastic=False, and divide the data yourself in a function of ud.elastic.run"
         )
     return make(membership, data, choice if isinstance(choice, Policy) else Policy())

@@ -85,7 +85,7 @@ class Context:
         self._told_data_size: int | None = None
         self.has_strategies = False
         self.elastic_data: Any = None
-        """The redistributable data that was iterated over last, see `unidist.elastic.step_training.Redistributable`."""
+        """The data of `shard` that was iterated over last, if it can be a `Redistributable` of `unidist.elastic`."""
         self.recorder = Recorder()
         if settings.timeline is not None:
             self.recorder.start(

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
-from torch.utils.data._utils.pin_memory import pin_memory
 from typing_extensions import override
 
 from unidist.elastic.batches import BatchShare, Position
 from unidist.elastic.step_training import Progress, Redistributable, sample_place
 from unidist.errors import UsageError
 from unidist.runtime import context
-from unidist.training.reading import read_ahead, timed
+from unidist.training.loader_state import LoaderPosition
+from unidist_torch.loading import Positioned, ShardedLoader
 
 if TYPE_CHECKING:
     from unidist.elastic.batches import SampleOrder
+    from unidist_torch.loading import Shards
 
 
-class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
+class ElasticLoader(ShardedLoader, Redistributable):
     """An ordinary loader until an elastic `TrainStep` trains on it; from then on it follows the progress of training.
 
-    The iteration in which that happens is epoch 0, the next one epoch 1: each gives what is left of its epoch, so
-    nothing where others have completed it.
+    The iteration in which that happens is epoch 0, or the first one that was asked for; the next one is the next epoch.
+    Each gives what is left of its epoch, so nothing if others have completed it.
 
     Args:
         order: of the samples in elastic training.
+        shards: this rank's part until then.
         options: of the DataLoader, as it is until then.
     """
 
-    def __init__(self, order: SampleOrder, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, order: SampleOrder, shards: Shards, **options: Any) -> None:
+        super().__init__(shards, **options)
         self.order = order
-        self._iterations = 0
+        self._is_unread = True  # since it was made, or a state was loaded
+        self._next_epoch = 0  # of elastic training
         self._progress: Callable[[], Progress] | None = None
         self._rest: list[BatchShare] = []
         self._share: Callable[[], BatchShare] | None = None
@@ -42,7 +45,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
             name: getattr(self, name)
             for name in (
                 "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
-                "generator", "prefetch_factor", "persistent_workers",
+                "generator", "prefetch_factor", "persistent_workers", "in_order",
             )
         }  # fmt: skip
         self._batches: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(
@@ -52,40 +55,34 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
     @override
     def follow(self, progress: Callable[[], Progress]) -> None:
         self._progress = progress
-        self._iterations = 1  # this one is the first
+        self._next_epoch = self.start.epoch  # in which the present iteration continues
 
     @override
     def take_share(self) -> BatchShare | None:
         share, self._share = self._share, None
         return None if share is None else share()
 
-    def __iter__(self) -> Any:
-        return timed(self.unmeasured())
+    @override
+    def positioned(self) -> Iterator[Positioned]:
+        if self._progress is None:
+            yield from self._first()
+        if self._progress is not None:
+            self._next_epoch += 1
+            yield from ((None, batch) for batch in self._following(self._progress, self._next_epoch - 1))
 
-    def unmeasured(self) -> Iterator[Any]:
-        """Return an iterator over the next epoch, of which nobody counts how long it is waited for."""
-        self._iterations += 1
-        return self._iterate(self._iterations - 1)
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        if self._progress is None:
+            return super().state_dict()
+        position = self._progress().position
+        return self.shards.state(LoaderPosition(position.epoch, (position.processed,))).as_dict()
 
-    def prefetch(self, count: int = 2) -> PrefetchedBatches:
-        """Return the same batches, which a thread reads ahead while a step runs; pinned where there is a GPU.
-
-            for x, y in ud.shard(loader).prefetch(): ...
-
-        For a loader without worker processes (`num_workers=0`); workers read ahead by themselves.
-
-        Args:
-            count: number of batches that are read ahead, at least 1.
-
-        Raises:
-            UsageError: `count` is below 1, or the job is elastic: batches depend on which ranks are in the job.
-        """
-        if context.current().is_elastic:
-            raise UsageError(
-                "prefetch() in an elastic job: a batch that was read ahead would be for ranks that are gone. Leave it "
-                "out, and give the DataLoader num_workers="
-            )
-        return PrefetchedBatches(self, count)
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._progress is not None:
+            raise UsageError("load_state_dict() of data that elastic training has begun with: call it before")
+        super().load_state_dict(state)
+        self._is_unread = True
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch."""
@@ -93,32 +90,31 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
             return super().__len__()
         return self.order.num_batches(self._progress().global_batch)
 
-    def _iterate(self, index: int) -> Iterator[Any]:
-        if self._progress is None:
-            yield from self._first(index)
-            index = 0
-        if self._progress is not None:
-            yield from self._following(self._progress, index)
-
-    def _first(self, index: int) -> Iterator[Any]:
+    def _first(self) -> Iterator[Positioned]:
         """Yield the batches of an ordinary loader, until a `TrainStep` trains on it."""
         place = sample_place(context.current())  # for which the batches are made; later it may be another one
-        for number, batch in enumerate(super().__iter__()):
-            self._give(functools.partial(self._first_share, place, is_first=index == number == 0))
-            yield batch
+        begun = self.shards.position
+        batches = super().positioned()
+        for position, batch in batches:
+            if is_first := self._is_unread:
+                self.start, self._is_unread = Position(begun.epoch, begun.start), False
+            self._share = functools.partial(self._first_share, place, is_first=is_first)
+            yield position, batch
             if self._progress is not None:
                 return
 
     def _first_share(self, place: tuple[int, int], *, is_first: bool) -> BatchShare:
-        """Return the elastic batch that equals this one: the very first batch is the same in both ways."""
+        """Return the elastic batch that equals this one: the very first batch is the same in both ways.
+
+        Unless it is the last one of its epoch, and padded.
+        """
         assert self.batch_size is not None, "checked by shard"
         rank, size = place
         whole = self.batch_size * size
         if is_first:
-            start = Position()
-            shares = self.order.shares(start, rank=rank, size=size, global_batch=whole)
+            shares = self.order.shares(self.start, rank=rank, size=size, global_batch=whole)
             share = next(shares, None)
-            if share is not None and share.total == whole:
+            if share is not None and share.total % size == 0:
                 return share
         nowhere = Position(-1)
         return BatchShare(nowhere, nowhere, rank, size, 0, ())
@@ -137,7 +133,7 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
                 shares, batches = iter(self._rest), iter(self._batches)
             share = next(shares)
             batch = next(batches)
-            self._give(functools.partial(_itself, share))
+            self._share = functools.partial(_itself, share)
             yield batch
             self._check_given()
             expected = (share.following, share.rank, share.size)
@@ -147,38 +143,12 @@ class ElasticLoader(torch.utils.data.DataLoader[Any], Redistributable):
                 "all batches of an epoch. Use elastic=False and ud.elastic.run for another kind of loop"
             )
 
-    def _give(self, share: Callable[[], BatchShare]) -> None:
-        self._share = share
-        context.current().elastic_data = self
-
     def _check_given(self) -> None:
         if self._progress is not None and self._share is not None:
             raise UsageError(
                 "a batch of the data that TrainStep trains on was not given to it: in an elastic job each batch has to "
                 "be. For evaluation use a loader of its own"
             )
-
-
-class PrefetchedBatches:
-    """The batches of a loader, read ahead by a thread in each iteration. Made by `ElasticLoader.prefetch`.
-
-    Args:
-        loader: that makes the batches.
-        count: how many are read ahead.
-    """
-
-    def __init__(self, loader: ElasticLoader, count: int) -> None:
-        self._loader = loader
-        self._count = count
-        read_ahead((), count)  # it says what is wrong with it
-
-    def __iter__(self) -> Iterator[Any]:
-        pin = pin_memory if torch.cuda.is_available() and not self._loader.pin_memory else None
-        return timed(read_ahead(self._loader.unmeasured(), self._count, pin))
-
-    def __len__(self) -> int:
-        """Return the number of steps of an epoch."""
-        return len(self._loader)
 
 
 def _itself(share: BatchShare) -> BatchShare:

@@ -2,107 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.utils.data
 
 from unidist.elastic.batches import SampleOrder
 from unidist.errors import UsageError
-from unidist.mesh import SAMPLE_AXES
 from unidist.runtime import context
-from unidist.training.sharding import Tail, check_tail, share
+from unidist.training.sharding import Tail, check_tail
 from unidist_torch.elastic.loader import ElasticLoader
+from unidist_torch.loading import (
+    DatasetItems,
+    InitWorker,
+    Items,
+    SamplerItems,
+    ShardedLoader,
+    ShardSampler,
+    StreamBatches,
+    StreamShards,
+)
 
-
-class ShardSampler(torch.utils.data.Sampler[int]):
-    """Divides the samples of each epoch over the ranks; every iteration is the next epoch.
-
-    Args:
-        dataset: of constant length, the same on every rank.
-        shuffle: in another order in each epoch, the same on every rank.
-        seed: equal on every rank.
-        tail: what happens to samples that do not divide, see `shard`.
-    """
-
-    def __init__(self, dataset: Sized, *, shuffle: bool = True, seed: int = 0, tail: Tail = "pad") -> None:
-        check_tail(tail)
-        self.epoch = 0
-        self._dataset = dataset
-        self._shuffle = shuffle
-        self._seed = seed
-        self._tail = tail
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be this epoch: after a restart, say."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        indices = self._share()
-        self.epoch += 1
-        return iter(indices)
-
-    def __len__(self) -> int:
-        return len(self._share())
-
-    def _share(self) -> list[int]:
-        runtime = context.current()
-        return share(
-            len(self._dataset),
-            rank=runtime.axis_rank(SAMPLE_AXES),
-            size=runtime.axis_size(SAMPLE_AXES),
-            seed=self._seed,
-            epoch=self.epoch,
-            shuffle=self._shuffle,
-            tail=self._tail,
-        )
+Cost = Sequence[float] | Callable[[Any], float]
 
 
 def shard(
-    loader: torch.utils.data.DataLoader[Any], *, shuffle: bool | None = None, seed: int = 0, tail: Tail = "pad"
-) -> torch.utils.data.DataLoader[Any]:
+    loader: torch.utils.data.DataLoader[Any],
+    *,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    tail: Tail = "pad",
+    cost: Cost | None = None,
+) -> ShardedLoader:
     """Return a DataLoader like this one that loads this rank's share of the samples.
 
-    Ranks that hold parts of one model (along the axes `pipeline` and `tensor`) get the same samples. In an elastic job
-    the loader that `TrainStep` trains on redistributes the samples when ranks join or leave: each sample counts once in
-    an epoch, and those that do not divide make a smaller last batch (`tail="drop"`: are left out).
+    Each rank gets its share of what the loader gives: of the samples of a dataset or of a sampler, every batch of a
+    `batch_sampler` on one rank, or every element of an IterableDataset on one rank and one worker. A sampler draws the
+    same on every rank, with seeds of the epoch. Ranks that hold parts of one model (along the axes `pipeline` and
+    `tensor`) get the same samples.
+
+    `state_dict()` and `load_state_dict(state)` of the result continue in the middle of an epoch, with any number of
+    ranks.
+
+    In an elastic job the loader that `TrainStep` trains on redistributes the samples when ranks join or leave: each
+    sample counts once in an epoch, and those that do not divide make a smaller last batch (`tail="drop"`: are left
+    out). That needs a `batch_size`, and no sampler of yours.
 
     Args:
-        loader: over a dataset of known length, with batches of a size; the same on every rank.
-        shuffle: in another order in each epoch, the same on every rank; default: as the loader does.
-        seed: equal on every rank.
-        tail: what happens to samples that do not divide: "pad" repeats the first ones of the epoch until all shares
-            are equal; "drop" leaves the last ones out; "join" distributes them, so that the first ranks have one sample
-            more: the others then call `ud.join()`.
+        loader: the same on every rank.
+        shuffle: the samples of the dataset in another order in each epoch, the same on every rank, or in its order;
+            then a sampler is not asked. Default: as the loader does.
+        seed: of the order, or of the global random generators while a sampler or a stream draws; equal on every rank.
+        tail: what happens to samples (batches, elements) that do not divide: "pad" repeats the first ones of the epoch
+            until all shares are equal; "drop" leaves the last ones out; "join" distributes them, so that the first
+            ranks have one more: the others then call `ud.join()`.
+        cost: of each sample, such as its number of tokens, by its index, or of an element of a stream: the samples of
+            a step are divided so that each rank has as many and the sums of costs are about equal.
 
     Raises:
-        UsageError: an unknown tail, or a loader whose samples cannot be divided.
+        UsageError: an unknown tail, something else than a loader, or one whose samples cannot be divided. In
+            iterations: a sampler draws other samples on another rank.
     """
-    if isinstance(loader.dataset, torch.utils.data.IterableDataset) or loader.batch_size is None:
-        raise UsageError(
-            "shard() divides the samples of a dataset of known length, in batches: an IterableDataset or a "
-            "batch_sampler of your own has to look at ud.data_rank() and ud.data_size() itself"
-        )
-    if shuffle is None:
-        shuffle = isinstance(loader.sampler, torch.utils.data.RandomSampler)
-        if not shuffle and not isinstance(loader.sampler, torch.utils.data.SequentialSampler):
-            raise UsageError(
-                f"the loader has a {type(loader.sampler).__name__}; shard() would replace it: say shuffle="
-            )
+    check_tail(tail)
+    _check_loader(loader)
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        return _shard_stream(loader, shuffle=shuffle, seed=seed, tail=tail, cost=cost)
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return _shard_batches(loader, shuffle=shuffle, seed=seed, tail=tail, cost=cost)
     dataset: Any = loader.dataset
-    return ElasticLoader(
-        SampleOrder(len(dataset), seed, shuffle, drop_last=loader.drop_last or tail == "drop"),
-        dataset=dataset,
+    shuffles = _shuffles(loader) if shuffle is None else shuffle
+    items: Items
+    if shuffles is None:
+        items = SamplerItems(loader.sampler, num_samples=_length(dataset), seed=seed)
+    else:
+        items = DatasetItems(len(dataset), shuffle=shuffles, seed=seed)
+    sampler = ShardSampler(items, batch_size=loader.batch_size or 1, tail=tail, cost=_function(cost))
+    options = _options(loader) | {
+        "dataset": dataset, "batch_size": loader.batch_size, "sampler": sampler, "drop_last": loader.drop_last,
+    }  # fmt: skip
+    if shuffles is None or cost is not None or loader.batch_size is None:
+        return ShardedLoader(sampler, **options)
+    order = SampleOrder(len(dataset), seed, shuffles, drop_last=loader.drop_last or tail == "drop")
+    return ElasticLoader(order, sampler, **options)
+
+
+def _shard_batches(loader: Any, *, shuffle: bool | None, seed: int, tail: Tail, cost: Cost | None) -> ShardedLoader:
+    if shuffle is not None or cost is not None:
+        raise UsageError(
+            f"shard({'shuffle' if cost is None else 'cost'}=) of a loader with a batch_sampler: each of its batches "
+            f"goes to one rank as it is. Leave it out, or give the DataLoader a batch_size"
+        )
+    items = SamplerItems(loader.batch_sampler, num_samples=_length(loader.dataset), seed=seed)
+    sampler = ShardSampler(items, tail=tail)
+    return ShardedLoader(sampler, dataset=loader.dataset, batch_sampler=sampler, **_options(loader))
+
+
+def _shard_stream(loader: Any, *, shuffle: bool | None, seed: int, tail: Tail, cost: Cost | None) -> ShardedLoader:
+    if shuffle is not None:
+        raise UsageError(
+            f"shard(shuffle={shuffle}) of a loader of {type(loader.dataset).__name__}, an IterableDataset: its order "
+            "is its own. Leave shuffle= out, and shuffle in the dataset"
+        )
+    if cost is not None and not callable(cost):
+        raise UsageError("shard(cost=) of an IterableDataset: give a function of an element, which has no index")
+    batches = StreamBatches(
+        loader.dataset,
         batch_size=loader.batch_size,
-        sampler=ShardSampler(dataset, shuffle=shuffle, seed=seed, tail=tail),
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
+        collate=loader.collate_fn,
         drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+        seed=seed,
+        tail=tail,
+        cost=cost,
     )
+    options = _options(loader) | {"collate_fn": _same}
+    if loader.worker_init_fn is not None:
+        options["worker_init_fn"] = InitWorker(loader.worker_init_fn)
+    return ShardedLoader(StreamShards(batches, seed=seed), dataset=batches, batch_size=None, **options)
+
+
+def _check_loader(loader: object) -> None:
+    rank = context.current().topology.rank
+    if not isinstance(loader, torch.utils.data.DataLoader):
+        how = "ud.shard(DataLoader(data, batch_size=32, shuffle=True))"
+        if not hasattr(loader, "__getitem__") or isinstance(loader, torch.utils.data.IterableDataset):
+            how = (
+                "for a stream make an IterableDataset whose __iter__ yields the elements, the same on every rank, and "
+                "ud.shard(DataLoader(dataset, batch_size=32))"
+            )
+        raise UsageError(
+            f"shard() of a {type(loader).__name__} (rank {rank}): it divides the samples of a DataLoader: {how}"
+        )
+    if isinstance(loader, ShardedLoader):
+        raise UsageError(
+            f"shard() of a loader that shard() has made (rank {rank}): each rank would get a part of its part"
+        )
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    if any(isinstance(each, torch.utils.data.DistributedSampler) for each in samplers):
+        raise UsageError(
+            f"shard() of a loader with a DistributedSampler (rank {rank}), which divides the samples already: leave "
+            "one of them out"
+        )
+
+
+def _shuffles(loader: Any) -> bool | None:
+    """Return whether the loader's sampler gives each sample once, in random order or in order; None: neither."""
+    sampler = loader.sampler
+    if type(sampler) not in (torch.utils.data.SequentialSampler, torch.utils.data.RandomSampler):
+        return None
+    is_random = isinstance(sampler, torch.utils.data.RandomSampler)
+    gives_each = len(sampler) == len(sampler.data_source) == len(loader.dataset)
+    return is_random if gives_each and not (is_random and sampler.replacement) else None
+
+
+def _options(loader: Any) -> dict[str, Any]:
+    return {
+        name: getattr(loader, name)
+        for name in (
+            "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+            "generator", "prefetch_factor", "persistent_workers", "in_order",
+        )
+    }  # fmt: skip
+
+
+def _function(cost: Cost | None) -> Callable[[Any], float] | None:
+    return cost if cost is None or callable(cost) else cost.__getitem__
+
+
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _same(batch: Any) -> Any:
+    return batch

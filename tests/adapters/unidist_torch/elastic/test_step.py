@@ -119,6 +119,48 @@ def test_batches_that_are_not_given_once_are_an_error() -> None:
             next(iter(loader))
 
 
+@pytest.mark.parametrize("done", range(6))
+@pytest.mark.parametrize("saved_elastic", [True, False])
+def test_elastic_training_continues_where_a_state_of_the_loader_says(done: int, saved_elastic: bool) -> None:
+    """Five samples make three steps of an epoch."""
+
+    def begin(parameters: Any = None, *, elastic: bool = True) -> tuple[Any, Any]:
+        model = network()
+        if parameters is not None:
+            model.load_state_dict(parameters)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = ud.TrainStep(model, optimizer, nn.functional.cross_entropy, elastic=elastic)
+        return step, ud.shard(DataLoader(dataset(5), batch_size=2, shuffle=True), seed=2)
+
+    def losses(step: Any, loader: Any, first_epoch: int) -> list[float]:
+        return [float(step(x, y)) for _ in range(first_epoch, 3) for x, y in loader]
+
+    with runtime():
+        wanted = losses(*begin(elastic=saved_elastic), 0)
+        step, loader = begin(elastic=saved_elastic)
+        batches = (batch for _ in range(3) for batch in loader)
+        for _ in range(done):
+            step(*next(batches))
+        state = loader.state_dict()
+        step, again = begin({key: value.clone() for key, value in step.model.state_dict().items()})
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        torch.testing.assert_close(losses(step, again, state["epoch"]), wanted[done:], rtol=1e-12, atol=1e-12)
+        with pytest.raises(UsageError, match="begun with"):
+            again.load_state_dict(state)
+
+
+def test_samples_that_a_sampler_chooses_are_an_error_before_training() -> None:
+    with runtime():
+        model = network()
+        step = ud.TrainStep(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy, elastic=True
+        )
+        sampler = torch.utils.data.SubsetRandomSampler(range(4))
+        with pytest.raises(UsageError, match=r"a SubsetRandomSampler over 8 samples.*cannot redistribute"):
+            step(*next(iter(ud.shard(DataLoader(dataset(8), batch_size=2, sampler=sampler)))))
+
+
 # Worker 1 is lost in the middle of a step of 3 ranks: after its forward pass, when the others are about to exchange.
 # The samples that counted are a part of the state.
 SCRIPT = """

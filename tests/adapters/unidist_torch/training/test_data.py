@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from _loading import as_rank
 from _training import runtime
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
+import unidist.torch as ud
 from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
-from unidist.mesh import Mesh
-from unidist.topology import Topology
-from unidist_torch.training import data
 from unidist_torch.training.data import shard
 
 Pool = Callable[..., RankPool]
@@ -24,6 +29,11 @@ pytestmark = pytest.mark.parallel
 
 def loader(count: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.arange(count)), batch_size=2, **options)
+
+
+class Numbers(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
 
 
 def test_each_sample_on_one_rank_in_every_epoch(pool: Pool) -> None:
@@ -47,21 +57,20 @@ def test_keeps_order_and_tells_its_length(pool: Pool) -> None:
     assert pool(2).run(on_rank) == [([0, 2, 4], 2), ([1, 3, 0], 2)]
 
 
-def test_says_what_it_cannot_deal_out(pool: Pool) -> None:
-    class Endless(IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(3))
-
-    def on_rank() -> None:
+def test_ranks_whose_samplers_differ_are_an_error_on_each(pool: Pool) -> None:
+    def on_rank() -> list[int]:
         with runtime():
-            with pytest.raises(UsageError, match="IterableDataset"):
-                shard(DataLoader(Endless()))
-            with pytest.raises(UsageError, match="say shuffle="):
-                shard(loader(5, sampler=torch.utils.data.SubsetRandomSampler([1, 2])))
-            with pytest.raises(UsageError, match="choices: pad, drop, join"):
-                shard(loader(5), tail="cut")  # type: ignore[arg-type]  # that is the point
+            torch.manual_seed(ud.rank())  # of the script; it is not asked
+            same = shard(loader(8, sampler=WeightedRandomSampler([1.0] * 8, 6)))
+            found = [int(sample) for (batch,) in same for sample in batch]
+            generator = torch.Generator().manual_seed(ud.rank())
+            other = shard(loader(8, sampler=SubsetRandomSampler(range(8), generator=generator)))
+            with pytest.raises(UsageError, match=r"draws other items on rank 1 than on rank 0 in epoch 0"):
+                next(iter(other))
+            return found
 
-    pool(2).run(on_rank)
+    found = pool(2).run(on_rank)
+    assert [len(each) for each in found] == [3, 3]
 
 
 def test_batches_that_are_read_ahead_are_the_same(pool: Pool) -> None:
@@ -80,16 +89,46 @@ def test_batches_that_are_read_ahead_are_the_same(pool: Pool) -> None:
     pool(2).run(on_rank)
 
 
-def test_ranks_that_hold_parts_of_one_model_get_the_same_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    mesh = Mesh({"data": None, "tensor": 2}, world_size=4)
+def test_the_state_of_batches_that_are_read_ahead_is_that_of_training() -> None:
+    with as_rank(0, 2):
+        plain, ahead = shard(loader(20, shuffle=True)), shard(loader(20, shuffle=True)).prefetch(3)
+        for _, _ in zip(range(2), plain, strict=False):
+            pass
+        read = iter(ahead)
+        next(read)
+        next(read)
+        state = ahead.state_dict()
+        assert state["processed"] == [8]
+        rest = [batch.tolist() for (batch,) in read]
+        ahead.load_state_dict(state)
+        assert [batch.tolist() for (batch,) in ahead] == rest
+        assert len(rest) == 3
+        ahead.set_epoch(0)
+        assert len(list(ahead)) == 5
 
-    def samples(rank: int) -> list[int]:
-        runtime = SimpleNamespace(
-            topology=Topology(rank, 4, rank, 4),
-            axis_rank=lambda axis: mesh.place(axis, rank=rank),
-            axis_size=mesh.size,
-        )
-        monkeypatch.setattr(data.context, "current", lambda: runtime)
-        return list(data.ShardSampler(range(8), shuffle=False))
 
-    assert [samples(rank) for rank in range(4)] == [[0, 2, 4, 6], [0, 2, 4, 6], [1, 3, 5, 7], [1, 3, 5, 7]]
+def test_batches_in_no_order_have_no_state() -> None:
+    with as_rank(0, 1), pytest.raises(UsageError, match="in_order=False"):
+        shard(loader(5, num_workers=1, in_order=False)).state_dict()
+
+
+WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "a list": (lambda: [1, 2], {}, r"shard\(\) of a list \(rank 1\): .*DataLoader\(data, batch_size=32"),
+    "a dataset": (lambda: TensorDataset(torch.arange(3)), {}, r"of a TensorDataset .*DataLoader\(data"),
+    "a generator": (lambda: (each for each in range(3)), {}, r"of a generator .*IterableDataset"),
+    "a stream": (Numbers, {}, r"of a Numbers .*IterableDataset"),
+    "twice": (lambda: shard(loader(5)), {}, r"loader that shard\(\) has made"),
+    "divided before": (lambda: loader(5, sampler=DistributedSampler(range(5), 2, 0)), {}, "DistributedSampler"),
+    "a tail": (lambda: loader(5), {"tail": "cut"}, "choices: pad, drop, join"),
+    "a stream to shuffle": (lambda: DataLoader(Numbers()), {"shuffle": True}, "its order is its own"),
+    "costs of a stream": (lambda: DataLoader(Numbers()), {"cost": [1, 2]}, "a function of an element"),
+    "batches to shuffle": (lambda: DataLoader(range(4), batch_sampler=[[1]]), {"shuffle": True}, "a batch_sampler"),  # type: ignore[arg-type]
+    "costs of batches": (lambda: DataLoader(range(4), batch_sampler=[[1]]), {"cost": [1]}, "a batch_sampler"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_says_what_it_cannot_divide(case: str) -> None:
+    make, options, message = WRONG[case]
+    with as_rank(1, 2), pytest.raises(UsageError, match=message):
+        shard(make(), **options)

@@ -1,0 +1,15 @@
+"""Loading of data: this rank's samples, batches or stream elements, from any position of an epoch.
+
+May import `operations` and the modules at the root of this package.
+"""
+
+from unidist_torch.loading.items import DatasetItems, Items, SamplerItems
+from unidist_torch.loading.loader import Positioned, PrefetchedBatches, ShardedLoader
+from unidist_torch.loading.sampler import ShardSampler
+from unidist_torch.loading.shards import Shards
+from unidist_torch.loading.streams import InitWorker, StreamBatches, StreamShards
+
+__all__ = [
+    "DatasetItems", "InitWorker", "Items", "Positioned", "PrefetchedBatches", "SamplerItems", "ShardSampler",
+    "ShardedLoader", "Shards", "StreamBatches", "StreamShards",
+]  # fmt: skip

@@ -1,0 +1,150 @@
+"""The items of an epoch, in an order that is the same on every rank: indices of samples, or lists of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from typing_extensions import override
+
+from unidist.errors import UsageError
+from unidist.negotiation.objects import allgather_object
+from unidist.runtime import context
+from unidist.training.division import fingerprint
+from unidist.training.sharding import shuffled
+from unidist_torch.loading.random_states import RandomStates
+
+_WINDOW = 2**16  # items that are drawn at a time; those of the first window are compared
+
+
+class Items(ABC):
+    """The items of each epoch.
+
+    Attributes:
+        data: what they are, in words; with it a saved position is recognised.
+        fingerprint: of the items that were drawn last; None: `data` says all.
+    """
+
+    data: str
+    fingerprint: int | None = None
+
+    @abstractmethod
+    def draw(self, epoch: int) -> Iterator[Any]:
+        """Return the items of an epoch, the same on every rank. Every rank calls it.
+
+        Raises:
+            UsageError: ranks have different ones.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of items of an epoch.
+
+        Raises:
+            TypeError: it is not known.
+        """
+
+
+class DatasetItems(Items):
+    """All samples of a dataset.
+
+    Args:
+        count: of samples.
+        shuffle: in another order in each epoch, else in that of the dataset.
+        seed: of the order.
+    """
+
+    def __init__(self, count: int, *, shuffle: bool, seed: int) -> None:
+        self._count, self._shuffle, self._seed = count, shuffle, seed
+        self.data = f"{count} samples, " + (f"shuffled with seed={seed}" if shuffle else "in their order")
+
+    @override
+    def draw(self, epoch: int) -> Iterator[int]:
+        if not self._shuffle:
+            return iter(range(self._count))
+        return iter(shuffled(self._count, seed=self._seed, epoch=epoch))
+
+    @override
+    def __len__(self) -> int:
+        return self._count
+
+
+class SamplerItems(Items):
+    """The items that a sampler, or a batch sampler, draws. It draws the same on every rank, and when it is asked again.
+
+    While it draws, the global generators have seeds of the epoch. So do those of its own attribute `generator`: that
+    which they were made with, plus the epoch. The samplers within it, too, and `set_epoch` is called where there is
+    one.
+
+    Args:
+        sampler: the user's.
+        num_samples: of the dataset; None: not known.
+        seed: of the global generators.
+    """
+
+    def __init__(self, sampler: Iterable[Any], *, num_samples: int | None, seed: int) -> None:
+        self._sampler, self._seed = sampler, seed
+        samplers = list(_within(sampler))
+        self._with_epochs: list[Any] = [each for each in samplers if hasattr(each, "set_epoch")]
+        found = {id(each): each for each in (getattr(sampler, "generator", None) for sampler in samplers)}
+        self._generators = [(each, each.initial_seed()) for each in found.values() if isinstance(each, torch.Generator)]
+        self.data = f"a {type(sampler).__name__} over {num_samples} samples, seed={seed}"
+
+    @override
+    def draw(self, epoch: int) -> Iterator[Any]:
+        for generator, seed in self._generators:
+            generator.manual_seed(seed + epoch)
+        for each in self._with_epochs:
+            each.set_epoch(epoch)
+        states = RandomStates(self._seed + epoch)
+        with states:
+            items = iter(self._sampler)
+        first = _window(items, states)
+        self.fingerprint = fingerprint(first)
+        self._compare(epoch)
+        return chain(first, _following(items, states))
+
+    def _compare(self, epoch: int) -> None:
+        """Raise on every rank if ranks have drawn different items."""
+        runtime = context.current()
+        if runtime.topology.world_size == 1:
+            return
+        everyone = allgather_object(runtime.negotiator, self.fingerprint, name=f"shard.{type(self._sampler).__name__}")
+        differing = [rank for rank, each in enumerate(everyone) if each != everyone[0]]
+        if differing:
+            raise UsageError(
+                f"the {type(self._sampler).__name__} draws other items on rank {differing[0]} than on rank 0 in epoch "
+                f"{epoch} (seen on rank {runtime.topology.rank}). ud.shard() gives each rank its part of one sequence: "
+                "make the same sampler on every rank, with a generator of one seed; leave ud.shard() out if the "
+                "sampler divides samples over ranks itself"
+            )
+
+    @override
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]  # a TypeError is right if it has no length
+
+
+def _within(sampler: Any) -> Iterator[Any]:
+    """Yield a sampler, and the samplers that it draws from."""
+    seen: set[int] = set()
+    waiting = [sampler]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [getattr(each, "sampler", None), getattr(each, "batch_sampler", None)]
+
+
+def _window(items: Iterator[Any], states: RandomStates) -> list[Any]:
+    with states:
+        return list(islice(items, _WINDOW))
+
+
+def _following(items: Iterator[Any], states: RandomStates) -> Iterator[Any]:
+    while window := _window(items, states):
+        yield from window
