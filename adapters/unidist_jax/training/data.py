@@ -46,18 +46,30 @@ def shard(
             with "join".
 
     Raises:
-        UsageError: arrays without a batch size or with different numbers of rows, or an unknown tail.
+        UsageError: arrays without a batch size or with different numbers of rows, nothing that can be divided, or an
+            unknown tail.
     """
     check_tail(tail)
+    rank, kind = context.current().topology.rank, type(data).__name__
     if batch_size is not None:
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}: give at least 1")
+        if isinstance(data, Iterator) or not jax.tree.leaves(data):
+            raise UsageError(
+                f"shard(batch_size={batch_size}) of a {kind} (rank {rank}): it divides the rows of arrays. Give a "
+                "tuple, list or dict of arrays; of an iterable, leave batch_size= out and make batches yourself"
+            )
         chosen = True if shuffle is None else shuffle
         return ShardedArrays(data, _count(data), batch_size=batch_size, shuffle=chosen, seed=seed, tail=tail)
     if hasattr(data, "__len__") and hasattr(data, "__getitem__"):
         if _is_tree_of_arrays(data):
             raise UsageError("shard() of arrays makes batches: give batch_size=, the samples of a batch of this rank")
         return ShardedSource(data, shuffle=bool(shuffle), seed=seed, tail=tail)
+    if not isinstance(data, Iterable):
+        raise UsageError(
+            f"shard() of a {kind} (rank {rank}): give arrays with a batch_size, an object with __len__ and "
+            "__getitem__, or an iterable of samples"
+        )
     if shuffle:
         raise UsageError("an iterable cannot be shuffled by shard(); shuffle it yourself, the same way on every rank")
     return timed(_every(data, tail))

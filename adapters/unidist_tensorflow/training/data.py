@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -49,11 +50,11 @@ def shard(
         batch_size: samples of a batch of this rank.
 
     Raises:
-        UsageError: an unknown tail, or a dataset of unknown length where that matters.
+        UsageError: an unknown tail, neither a dataset nor arrays, or a dataset of unknown length where that matters.
     """
     check_tail(tail)
     if not isinstance(dataset, tf.data.Dataset):
-        dataset = tf.data.Dataset.from_tensor_slices(dataset)
+        dataset = _dataset_of(dataset)
     runtime = context.current()
     rank, size = runtime.data_place()
     count = int(dataset.cardinality())
@@ -83,3 +84,25 @@ def shard(
         dealt = dealt.take(count - count % size)
     dealt = dealt.shard(size, rank)
     return measured(dealt if batch_size is None else dealt.batch(batch_size))
+
+
+def _dataset_of(arrays: Any) -> tf.data.Dataset:
+    """Return the rows of arrays as a dataset."""
+    rank, kind = context.current().topology.rank, type(arrays).__name__
+    if isinstance(arrays, Iterator):
+        raise UsageError(
+            f"shard() of a {kind} (rank {rank}): it can be read once, and every epoch is divided again. Give "
+            "tf.data.Dataset.from_generator(function, output_signature=...), with a function that returns it, and say "
+            "its length with .apply(tf.data.experimental.assert_cardinality(n))"
+        )
+    try:
+        return tf.data.Dataset.from_tensor_slices(arrays)
+    except (TypeError, ValueError) as exc:
+        raise UsageError(
+            f"shard() of a {kind} (rank {rank}): give a tf.data.Dataset, or a tuple or dict of arrays with one row for "
+            f"each sample. TensorFlow says: {_first_line(exc)}"
+        ) from exc
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -100,5 +100,11 @@ def test_says_what_it_cannot_divide() -> None:
             ud.shard(np.ones(3), batch_size=0)
         with pytest.raises(UsageError, match="an iterable cannot be shuffled"):
             ud.shard(iter([1]), shuffle=True)
+        with pytest.raises(UsageError, match=r"shard\(\) of a int \(rank 0\): give arrays"):
+            ud.shard(5)
+        with pytest.raises(UsageError, match=r"of a generator \(rank 0\): it divides the rows of arrays"):
+            ud.shard((number for number in range(5)), batch_size=2)
+        with pytest.raises(UsageError, match=r"of a list \(rank 0\): it divides the rows of arrays"):
+            ud.shard([], batch_size=2)
         with pytest.raises(UsageError, match="choices: pad, drop, join"):
             ud.shard([1, 2], tail="cut")  # type: ignore[arg-type]

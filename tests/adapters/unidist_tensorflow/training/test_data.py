@@ -72,5 +72,11 @@ def test_says_what_it_cannot_deal_out(pool: Pool) -> None:
                 shard(tf.data.Dataset.range(5).repeat())
             with pytest.raises(UsageError, match="choices: pad, drop, join"):
                 shard(tf.data.Dataset.range(5), tail="cut")
+            with pytest.raises(UsageError, match=r"of a generator \(rank \d\): .*from_generator"):
+                shard(number for number in range(5))
+            for wrong in ([[1, 2], [3]], 5, object(), {"x": np.arange(3), "y": np.arange(4)}):
+                with pytest.raises(UsageError, match=rf"of a {type(wrong).__name__} \(rank \d\): .*one row for each"):
+                    shard(wrong)
+            assert len(list(shard([1, 2, 3, 4]))) == 2
 
     pool(2, "shm").run(on_rank)
