@@ -54,7 +54,7 @@ def part_of_rank(batch: Sequence[T], rank: int, size: int, cost: Callable[[T], f
     """
     if cost is None:
         return list(batch[rank::size])
-    return [batch[place] for place in balanced([cost(item) for item in batch], size)[rank]]
+    return [batch[place] for place in balanced([float(cost(item)) for item in batch], size)[rank]]
 
 
 def length_of_rank(count: int, rank: int, size: int, tail: Tail) -> int:

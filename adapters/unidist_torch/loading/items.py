@@ -17,7 +17,7 @@ from unidist.training.division import fingerprint
 from unidist.training.sharding import shuffled
 from unidist_torch.loading.random_states import RandomStates
 
-_WINDOW = 2**16  # items that are drawn at a time; those of the first window are compared
+_WINDOW = 2**14  # items that are drawn at a time; those of the first window are compared
 
 
 class Items(ABC):

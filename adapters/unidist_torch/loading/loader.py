@@ -49,9 +49,18 @@ class ShardedLoader(torch.utils.data.DataLoader[Any]):
         return self.shards.num_batches() if isinstance(self.shards, StreamShards) else super().__len__()
 
     def positioned(self) -> Iterator[Positioned]:
-        """Return an iterator over the next epoch, which may run ahead of training."""
-        self._reached = begun = self.shards.begin()
-        return (self.shards.reached(begun, number, batch) for number, batch in enumerate(super().__iter__()))
+        """Yield the batches of the next epoch, of which the iterator may run ahead of training."""
+        yield from self.with_positions(self.shards.begin(), super().__iter__())
+
+    def with_positions(self, begun: LoaderPosition, batches: Iterable[Any]) -> Iterator[Positioned]:
+        """Yield the batches of an iteration, made by this loader or another, each with the position after it.
+
+        Args:
+            begun: where the iteration began.
+            batches: in the order of this loader's indices.
+        """
+        for number, batch in enumerate(batches):
+            yield self.shards.reached(begun, number, batch)
 
     def follow_reading(self, batches: Iterable[Positioned]) -> Iterator[Any]:
         """Yield the batches of `positioned`; `state_dict` tells the position after the last one that was yielded."""

@@ -49,8 +49,15 @@ class ShardSampler(torch.utils.data.Sampler[Any], Shards):
 
     @override
     def reached(self, begun: LoaderPosition, number: int, batch: Any) -> tuple[LoaderPosition, Any]:
-        step = self._batch_size * context.current().axis_size(SAMPLE_AXES)
-        return LoaderPosition(begun.epoch, (begun.start + (number + 1) * step,)), batch
+        return LoaderPosition(begun.epoch, (begun.start + (number + 1) * self._step(),)), batch
+
+    @override
+    def num_before(self, begun: LoaderPosition) -> int:
+        return begun.start // self._step()
+
+    def _step(self) -> int:
+        """Return the number of items of all ranks in a step."""
+        return self._batch_size * context.current().axis_size(SAMPLE_AXES)
 
     @override
     def state(self, position: LoaderPosition | None) -> LoaderState:

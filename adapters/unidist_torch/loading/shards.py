@@ -42,6 +42,10 @@ class Shards(ABC):
             batch: as the DataLoader made it.
         """
 
+    def num_before(self, begun: LoaderPosition) -> int:
+        """Return the number of this rank's batches of the epoch before a position, with this number of ranks."""
+        return 0
+
     @abstractmethod
     def state(self, position: LoaderPosition | None) -> LoaderState:
         """Return the state of the loader at a position of the current epoch; None: before the next one."""

@@ -191,19 +191,18 @@ class WatchedInfo:
         dataset: the user's.
 
     Attributes:
-        was_asked: the user's code has asked which worker this is.
+        was_asked: the user's code has asked which worker this is, or for its dataset; a seed is no part of the data.
         place: number of this worker, and of all; does not count as a question.
     """
 
     def __init__(self, info: Any, dataset: Any) -> None:
-        self.dataset = dataset
         self.was_asked = False
         self.place: tuple[int, int] = info.id, info.num_workers
-        self._info = info
+        self._info, self._dataset = info, dataset
 
     def __getattr__(self, name: str) -> Any:
-        self.was_asked = True
-        return getattr(self._info, name)
+        self.was_asked = self.was_asked or name in ("id", "num_workers", "dataset")
+        return self._dataset if name == "dataset" else getattr(self._info, name)
 
     @classmethod
     def of_worker(cls, dataset: Any) -> WatchedInfo | None:

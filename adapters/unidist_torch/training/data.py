@@ -64,11 +64,12 @@ def shard(
             iterations: a sampler draws other samples on another rank.
     """
     check_tail(tail)
-    _check_loader(loader)
+    _check_loader(loader, keeps_sampler=shuffle is None)
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return _shard_stream(loader, shuffle=shuffle, seed=seed, tail=tail, cost=cost)
     if loader.batch_size is None and loader.batch_sampler is not None:
         return _shard_batches(loader, shuffle=shuffle, seed=seed, tail=tail, cost=cost)
+    _check_cost(loader, cost)
     dataset: Any = loader.dataset
     shuffles = _shuffles(loader) if shuffle is None else shuffle
     items: Items
@@ -87,11 +88,12 @@ def shard(
 
 
 def _shard_batches(loader: Any, *, shuffle: bool | None, seed: int, tail: Tail, cost: Cost | None) -> ShardedLoader:
-    if shuffle is not None or cost is not None:
+    if shuffle is not None:
         raise UsageError(
-            f"shard({'shuffle' if cost is None else 'cost'}=) of a loader with a batch_sampler: each of its batches "
-            f"goes to one rank as it is. Leave it out, or give the DataLoader a batch_size"
+            f"shard(shuffle={shuffle}) of a loader with a batch_sampler: that chooses the samples of each batch. Leave "
+            "shuffle= out, or give the DataLoader a batch_size"
         )
+    _check_cost(loader, cost)
     items = SamplerItems(loader.batch_sampler, num_samples=_length(loader.dataset), seed=seed)
     sampler = ShardSampler(items, tail=tail)
     return ShardedLoader(sampler, dataset=loader.dataset, batch_sampler=sampler, **_options(loader))
@@ -103,6 +105,7 @@ def _shard_stream(loader: Any, *, shuffle: bool | None, seed: int, tail: Tail, c
             f"shard(shuffle={shuffle}) of a loader of {type(loader.dataset).__name__}, an IterableDataset: its order "
             "is its own. Leave shuffle= out, and shuffle in the dataset"
         )
+    _check_cost(loader, cost)
     if cost is not None and not callable(cost):
         raise UsageError("shard(cost=) of an IterableDataset: give a function of an element, which has no index")
     batches = StreamBatches(
@@ -120,7 +123,7 @@ def _shard_stream(loader: Any, *, shuffle: bool | None, seed: int, tail: Tail, c
     return ShardedLoader(StreamShards(batches, seed=seed), dataset=batches, batch_size=None, **options)
 
 
-def _check_loader(loader: object) -> None:
+def _check_loader(loader: object, *, keeps_sampler: bool) -> None:
     rank = context.current().topology.rank
     if not isinstance(loader, torch.utils.data.DataLoader):
         how = "ud.shard(DataLoader(data, batch_size=32, shuffle=True))"
@@ -137,10 +140,18 @@ def _check_loader(loader: object) -> None:
             f"shard() of a loader that shard() has made (rank {rank}): each rank would get a part of its part"
         )
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    if any(isinstance(each, torch.utils.data.DistributedSampler) for each in samplers):
+    if keeps_sampler and any(isinstance(each, torch.utils.data.DistributedSampler) for each in samplers):
         raise UsageError(
             f"shard() of a loader with a DistributedSampler (rank {rank}), which divides the samples already: leave "
             "one of them out"
+        )
+
+
+def _check_cost(loader: Any, cost: Cost | None) -> None:
+    if cost is not None and loader.batch_size is None:
+        raise UsageError(
+            "shard(cost=) divides the samples of a step, and this loader has batches that go to one rank as they are. "
+            "Leave cost= out, or give the DataLoader a batch_size"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from unidist_data_service.client import DataWorkers, IndexedBatches, StreamBatch
 from unidist_data_service.shards import DataShard
 from unidist_data_service.transport import ArrayInfo, numpy_array
 from unidist_data_service.worker import PURPOSE, FunctionSource, check_indices
+from unidist_torch.loading import Positioned, ShardedLoader
 
 
 class ServedBatches:
@@ -38,9 +39,44 @@ class ServedBatches:
         self._loader = loader
 
     def __iter__(self) -> Iterator[Any]:
+        sharded = self._loader if isinstance(self._loader, ShardedLoader) else None
+        return self._iterate() if sharded is None else sharded.follow_reading(self._positioned(sharded))
+
+    def _iterate(self) -> Iterator[Any]:
         if torch.cuda.is_available():
             return timed(read_ahead(self._batches, self._ahead, pin_memory))
         return timed(iter(self._batches))
+
+    def _positioned(self, sharded: ShardedLoader) -> Iterator[Positioned]:
+        begun = sharded.shards.begin()
+        if isinstance(self._batches, IndexedBatches):
+            self._batches.epoch, self._batches.first = begun.epoch, sharded.shards.num_before(begun)
+        yield from sharded.with_positions(begun, self._iterate())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loop is, see `shard`; batches that wait are not done.
+
+        Raises:
+            UsageError: the batches are not those of a loader of `shard`.
+        """
+        return self._sharded("state_dict").state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the next iteration continue where `state_dict` was called, see `shard`. Every rank calls it.
+
+        Raises:
+            UsageError: the batches are not those of a loader of `shard`, or the state is of other data.
+        """
+        self._sharded("load_state_dict").load_state_dict(state)
+
+    def _sharded(self, asked: str) -> ShardedLoader:
+        if isinstance(self._loader, ShardedLoader):
+            return self._loader
+        found = "a stream" if self._loader is None else f"a {type(self._loader).__name__}"
+        raise UsageError(
+            f"{asked}() of data_service() of {found}: only a loader of ud.shard() knows its position. Use "
+            "ud.data_service(ud.shard(loader))"
+        )
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch.
@@ -54,6 +90,9 @@ class ServedBatches:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be this epoch: after a restart, say."""
+        if isinstance(self._loader, ShardedLoader):
+            self._loader.set_epoch(epoch)
+            return
         if isinstance(self._batches, IndexedBatches):
             self._batches.epoch = epoch
         samplers: list[Any] = [getattr(self._loader, name, None) for name in ("sampler", "batch_sampler")]

@@ -48,11 +48,14 @@ class IndexedBatches:
         self.name = workers.next_name()
         self._knows: set[int] = set()
         self.epoch = 0
+        self.first = 0
+        """Number of the first batch of the next iteration, for seeds: others are in the middle of an epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         self.workers.look_for_more()
-        return _Epoch(self, epoch, iter(self._indices())).batches()
+        first, self.first = self.first, 0
+        return _Epoch(self, epoch, first, iter(self._indices())).batches()
 
     def define(self, number: int) -> None:
         """Tell a worker the dataset, once."""
@@ -65,10 +68,10 @@ class IndexedBatches:
 class _Epoch:
     """One iteration."""
 
-    def __init__(self, owner: IndexedBatches, epoch: int, chosen: Iterator[Any]) -> None:
+    def __init__(self, owner: IndexedBatches, epoch: int, first: int, chosen: Iterator[Any]) -> None:
         self._owner = owner
         self._workers = owner.workers
-        self._epoch = epoch
+        self._epoch, self._first = epoch, first
         self._chosen = chosen
         self._window = Window(self._workers.present(), owner.ahead)
         self._asked: dict[int, tuple[int, Any]] = {}  # by batch: its ticket, its samples
@@ -103,7 +106,7 @@ class _Epoch:
                 self._asked[batch] = (self._workers.next_ticket(), samples)
             ticket, samples = self._asked[batch]
             self._owner.define(worker)
-            seed = zlib.crc32(f"{self._owner.seed} {self._epoch} {batch}".encode())
+            seed = zlib.crc32(f"{self._owner.seed} {self._epoch} {self._first + batch}".encode())
             request = {"type": "fetch", "source": self._owner.name, "indices": samples, "seed": seed}
             self._workers.links[worker].ask(ticket, request)
         return number in self._asked

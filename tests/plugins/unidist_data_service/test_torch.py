@@ -55,6 +55,23 @@ _EQUAL = """
     for batch in served:
         break  # what was asked for is dropped
     equal(list(served), [list(plain), list(plain)][1])
+    before, after = ud.data_service(loader(slow)), ud.data_service(loader(slow))
+    list(before)
+    read = iter(before)
+    next(read), next(read)
+    after.load_state_dict(before.state_dict())
+    equal(list(after), rest := list(read))
+    assert len(rest) == 5
+    after.load_state_dict(before.state_dict())
+    after.set_epoch(1)
+    for _, state in zip(range(3), map(lambda batch: after.state_dict(), after)):
+        pass
+    after.load_state_dict(state)
+    assert all(torch.equal(one["noise"], other["noise"]) for one, other in zip(after, rest[1:]))
+    try:
+        ud.data_service(DataLoader(slow)).state_dict()
+    except ValueError as exc:
+        assert "ud.data_service(ud.shard(loader))" in str(exc)
     try:
         list(ud.data_service(loader(Slow(0))))
     except Exception as exc:

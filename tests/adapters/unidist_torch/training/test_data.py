@@ -122,8 +122,16 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a tail": (lambda: loader(5), {"tail": "cut"}, "choices: pad, drop, join"),
     "a stream to shuffle": (lambda: DataLoader(Numbers()), {"shuffle": True}, "its order is its own"),
     "costs of a stream": (lambda: DataLoader(Numbers()), {"cost": [1, 2]}, "a function of an element"),
-    "batches to shuffle": (lambda: DataLoader(range(4), batch_sampler=[[1]]), {"shuffle": True}, "a batch_sampler"),  # type: ignore[arg-type]
-    "costs of batches": (lambda: DataLoader(range(4), batch_sampler=[[1]]), {"cost": [1]}, "a batch_sampler"),  # type: ignore[arg-type]
+    "batches to shuffle": (
+        lambda: DataLoader(range(4), batch_sampler=[[1]]),
+        {"shuffle": True},
+        "with a batch_sampler",
+    ),  # type: ignore[arg-type]
+    "costs of batches": (
+        lambda: DataLoader(range(4), batch_sampler=[[1]]),
+        {"cost": [1]},
+        "go to one rank as they are",
+    ),  # type: ignore[arg-type]
 }
 
 
