@@ -61,9 +61,8 @@ class ShardSampler(torch.utils.data.Sampler[Any], Shards):
 
     @override
     def state(self, position: LoaderPosition | None) -> LoaderState:
-        if position in (None, self.position):  # nothing is drawn yet
+        if position is None:
             return LoaderState(self.position, self.data, self._expected)
-        assert position is not None
         return LoaderState(position, self.data, self._items.fingerprint)
 
     @override

@@ -150,6 +150,19 @@ def test_elastic_training_continues_where_a_state_of_the_loader_says(done: int, 
             again.load_state_dict(state)
 
 
+def test_elastic_training_does_not_continue_in_samples_that_it_leaves_out() -> None:
+    """Of five samples it uses four, in two steps; an ordinary loader of one rank has a third one."""
+    with runtime():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = ud.TrainStep(model, optimizer, nn.functional.cross_entropy, elastic=True)
+        loader = ud.shard(DataLoader(dataset(5), batch_size=2), tail="drop")
+        loader.load_state_dict(loader.state_dict() | {"epoch": 1, "processed": [4]})
+        losses = [float(step(x, y)) for _ in range(2) for x, y in loader]
+        assert [math.isnan(loss) for loss in losses] == [True, False, False]
+        assert (loader.state_dict()["epoch"], loader.state_dict()["processed"]) == (3, [0])
+
+
 def test_samples_that_a_sampler_chooses_are_an_error_before_training() -> None:
     with runtime():
         model = network()

@@ -29,9 +29,9 @@ class Whole(IterableDataset[torch.Tensor]):
         return self.count
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        order = list(range(self.count))
-        random.shuffle(order)
-        yield from map(torch.tensor, order)
+        waiting = list(range(self.count))
+        while waiting:
+            yield torch.tensor(waiting.pop(random.randrange(len(waiting))))
 
 
 class Parts(IterableDataset[torch.Tensor]):
@@ -169,6 +169,12 @@ def test_a_state_continues_with_another_number_of_ranks(kind: str) -> None:
             sharded.load_state_dict(states[0])
             seen += samples(sharded)
     assert sorted(flat(seen)) == list(range(COUNT))
+
+
+def test_an_init_function_gives_workers_their_parts() -> None:
+    (batches,) = epochs("init function", 0, 1, count=1)
+    assert sorted(flat(batches)) == list(range(COUNT))
+    assert all(max(batch) < 9 or min(batch) >= 9 for batch in batches), "of one worker"
 
 
 def test_a_state_of_parts_needs_as_many_workers() -> None:

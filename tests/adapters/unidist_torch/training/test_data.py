@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ from _loading import as_rank
 from _training import runtime
 from torch.utils.data import (
     DataLoader,
+    Dataset,
     DistributedSampler,
     IterableDataset,
     SubsetRandomSampler,
@@ -90,18 +92,29 @@ def test_batches_that_are_read_ahead_are_the_same(pool: Pool) -> None:
 
 
 def test_the_state_of_batches_that_are_read_ahead_is_that_of_training() -> None:
+    asked: list[int] = []
+
+    class Noted(Dataset[int]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> int:
+            asked.append(index)
+            return index
+
     with as_rank(0, 2):
-        plain, ahead = shard(loader(20, shuffle=True)), shard(loader(20, shuffle=True)).prefetch(3)
-        for _, _ in zip(range(2), plain, strict=False):
-            pass
+        ahead = shard(DataLoader(Noted(), 2, shuffle=True)).prefetch(3)
         read = iter(ahead)
         next(read)
         next(read)
+        until = time.monotonic() + 30
+        while len(asked) < 8 and time.monotonic() < until:
+            time.sleep(0.01)
         state = ahead.state_dict()
-        assert state["processed"] == [8]
-        rest = [batch.tolist() for (batch,) in read]
+        assert (len(asked) >= 8, state["processed"]) == (True, [8])
+        rest = [batch.tolist() for batch in read]
         ahead.load_state_dict(state)
-        assert [batch.tolist() for (batch,) in ahead] == rest
+        assert [batch.tolist() for batch in ahead] == rest
         assert len(rest) == 3
         ahead.set_epoch(0)
         assert len(list(ahead)) == 5
