@@ -7,7 +7,8 @@ from unidist_torch.loading.items import DatasetItems, Items, SamplerItems
 from unidist_torch.loading.loader import Positioned, PrefetchedBatches, ShardedLoader
 from unidist_torch.loading.sampler import ShardSampler
 from unidist_torch.loading.shards import Shards
-from unidist_torch.loading.streams import InitWorker, StreamBatches, StreamShards
+from unidist_torch.loading.streams import StreamBatches, StreamShards
+from unidist_torch.loading.worker_info import InitWorker
 
 __all__ = [
     "DatasetItems", "InitWorker", "Items", "Positioned", "PrefetchedBatches", "SamplerItems", "ShardSampler",

@@ -13,7 +13,6 @@ from unidist.runtime import context
 from unidist.training.loader_state import LoaderPosition, LoaderState
 from unidist.training.reading import read_ahead, timed
 from unidist_torch.loading.shards import Shards
-from unidist_torch.loading.streams import StreamShards
 
 Positioned = tuple[LoaderPosition | None, Any]
 """A batch, and the position after it; None: somebody else knows."""
@@ -46,7 +45,8 @@ class ShardedLoader(torch.utils.data.DataLoader[Any]):
         Raises:
             TypeError: it is not known.
         """
-        return self.shards.num_batches() if isinstance(self.shards, StreamShards) else super().__len__()
+        found = self.shards.num_batches()
+        return super().__len__() if found is None else found
 
     def positioned(self) -> Iterator[Positioned]:
         """Yield the batches of the next epoch, of which the iterator may run ahead of training."""

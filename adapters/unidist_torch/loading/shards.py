@@ -46,6 +46,14 @@ class Shards(ABC):
         """Return the number of this rank's batches of the epoch before a position, with this number of ranks."""
         return 0
 
+    def num_batches(self) -> int | None:
+        """Return the number of this rank's batches of a whole epoch; None: the DataLoader knows.
+
+        Raises:
+            TypeError: it is not known.
+        """
+        return None
+
     @abstractmethod
     def state(self, position: LoaderPosition | None) -> LoaderState:
         """Return the state of the loader at a position of the current epoch; None: before the next one."""

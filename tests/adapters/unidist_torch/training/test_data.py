@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +120,25 @@ def test_the_state_of_batches_that_are_read_ahead_is_that_of_training() -> None:
         assert len(rest) == 3
         ahead.set_epoch(0)
         assert len(list(ahead)) == 5
+
+
+def test_a_checkpoint_holds_the_state_for_another_number_of_ranks(pool: Pool, tmp_path: Path) -> None:
+    def train(steps: int | None) -> list[int]:
+        with runtime():
+            model: Any = torch.nn.Linear(1, 1)
+            model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            sampler = SubsetRandomSampler(range(23), generator=torch.Generator().manual_seed(2))
+            sharded = shard(DataLoader(torch.arange(23), batch_size=2, sampler=sampler), tail="join")
+            if steps is None:
+                sharded.load_state_dict(ud.load(str(tmp_path), model, optimizer).extra["loader"])
+            found = [batch.tolist() for batch in itertools.islice(sharded, steps)]
+            if steps is not None:
+                ud.save(str(tmp_path), model, optimizer, step=1, extra={"loader": sharded.state_dict()})
+            return [sample for batch in found for sample in batch]
+
+    seen = [*pool(2).run(train, [2]), *pool(3).run(train, [None])]
+    assert [len(each) for each in seen] == [4, 4, 5, 5, 5]
+    assert sorted(itertools.chain(*seen)) == list(range(23))
 
 
 def test_batches_in_no_order_have_no_state() -> None:
