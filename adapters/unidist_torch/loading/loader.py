@@ -24,9 +24,13 @@ class ShardedLoader(torch.utils.data.DataLoader[Any]):
     Args:
         shards: this rank's part of the data.
         options: of the DataLoader.
+
+    Raises:
+        UsageError: the options have another sampler, which would divide the samples again.
     """
 
     def __init__(self, shards: Shards, **options: Any) -> None:
+        _check_sampler(shards, options.get("sampler"), options.get("batch_sampler"))
         super().__init__(**options)
         self.shards = shards
         self._reached: LoaderPosition | None = None
@@ -160,6 +164,16 @@ class PrefetchedBatches:
     def set_epoch(self, epoch: int) -> None:
         """See `ShardedLoader.set_epoch`."""
         self._loader.set_epoch(epoch)
+
+
+def _check_sampler(shards: Shards, *samplers: object) -> None:
+    if isinstance(shards, torch.utils.data.Sampler) and not any(each is shards for each in samplers):
+        found = next((type(each).__name__ for each in samplers if each is not None), "no sampler")
+        raise UsageError(
+            f"a loader of ud.shard() is made again with {found} in place of its own (rank "
+            f"{context.current().topology.rank}): each rank would get a part of its part. With Lightning, give fit the "
+            "plain DataLoader, or say Trainer(use_distributed_sampler=False)"
+        )
 
 
 def _pin(positioned: Positioned) -> Positioned:

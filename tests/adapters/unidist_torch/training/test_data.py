@@ -146,6 +146,19 @@ def test_batches_in_no_order_have_no_state() -> None:
         shard(loader(5, num_workers=1, in_order=False)).state_dict()
 
 
+@pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": 2, "sampler": [2, 0, 1]}])
+def test_a_loader_that_is_made_again_with_another_sampler_is_an_error(options: dict[str, Any]) -> None:
+    """As Lightning does; each rank trained on a part of its part."""
+    with as_rank(1, 2):
+        made: Any = shard(DataLoader(torch.arange(4), **options))
+        given = {"order": made.order} if hasattr(made, "order") else {}
+        sampler = DistributedSampler(made.dataset, 2, 1)
+        with pytest.raises(
+            UsageError, match=r"with DistributedSampler in place of its own \(rank 1\).*use_distributed"
+        ):
+            type(made)(shards=made.shards, dataset=made.dataset, batch_size=2, sampler=sampler, **given)
+
+
 WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a list": (lambda: [1, 2], {}, r"shard\(\) of a list \(rank 1\): .*DataLoader\(data, batch_size=32"),
     "a dataset": (lambda: TensorDataset(torch.arange(3)), {}, r"of a TensorDataset .*DataLoader\(data"),
