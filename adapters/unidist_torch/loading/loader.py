@@ -63,8 +63,10 @@ class ShardedLoader(torch.utils.data.DataLoader[Any]):
             begun: where the iteration began.
             batches: in the order of this loader's indices.
         """
-        for number, batch in enumerate(batches):
-            yield self.shards.reached(begun, number, batch)
+        position = begun
+        for made in batches:
+            position, batch = self.shards.reached(position, made)
+            yield position, batch
 
     def follow_reading(self, batches: Iterable[Positioned]) -> Iterator[Any]:
         """Yield the batches of `positioned`; `state_dict` tells the position after the last one that was yielded."""

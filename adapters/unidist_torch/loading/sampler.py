@@ -48,8 +48,8 @@ class ShardSampler(torch.utils.data.Sampler[Any], Shards):
         return self.position
 
     @override
-    def reached(self, begun: LoaderPosition, number: int, batch: Any) -> tuple[LoaderPosition, Any]:
-        return LoaderPosition(begun.epoch, (begun.start + (number + 1) * self._step(),)), batch
+    def reached(self, position: LoaderPosition, batch: Any) -> tuple[LoaderPosition, Any]:
+        return LoaderPosition(position.epoch, (position.start + self._step(),)), batch
 
     @override
     def num_before(self, begun: LoaderPosition) -> int:

@@ -33,12 +33,11 @@ class Shards(ABC):
         """Return the position at which an iteration begins. Called just before it."""
 
     @abstractmethod
-    def reached(self, begun: LoaderPosition, number: int, batch: Any) -> tuple[LoaderPosition, Any]:
+    def reached(self, position: LoaderPosition, batch: Any) -> tuple[LoaderPosition, Any]:
         """Return the position after a batch, and the batch for the user. Called for each, in order.
 
         Args:
-            begun: where the iteration began.
-            number: of the batch in it.
+            position: before the batch.
             batch: as the DataLoader made it.
         """
 

@@ -142,7 +142,6 @@ class StreamShards(Shards):
         self.data = f"the elements of a {type(batches.dataset).__name__}, seed={seed}"
         self.position = LoaderPosition()
         self._batches = batches
-        self._processed: tuple[int, ...] = ()
 
     @override
     def set_epoch(self, epoch: int) -> None:
@@ -154,16 +153,13 @@ class StreamShards(Shards):
         runtime, begun = context.current(), self.position
         self._batches.place = runtime.axis_rank(SAMPLE_AXES), runtime.axis_size(SAMPLE_AXES)
         self._batches.position, self.position = begun, LoaderPosition(begun.epoch + 1)
-        self._processed = begun.processed
         return begun
 
     @override
-    def reached(self, begun: LoaderPosition, number: int, batch: Any) -> tuple[LoaderPosition, Any]:
-        (worker, num_parts, reached), batch = batch
-        processed = list(self._processed or (0,) * num_parts)
-        processed[worker] = reached
-        self._processed = tuple(processed)
-        return LoaderPosition(begun.epoch, self._processed), batch
+    def reached(self, position: LoaderPosition, batch: Any) -> tuple[LoaderPosition, Any]:
+        (part, num_parts, reached), batch = batch
+        processed = position.processed or (0,) * num_parts
+        return LoaderPosition(position.epoch, (*processed[:part], reached, *processed[part + 1 :])), batch
 
     @override
     def state(self, position: LoaderPosition | None) -> LoaderState:
