@@ -64,21 +64,30 @@ class LoaderState:
         Raises:
             UsageError: it is another loader's, or of other data.
         """
-        if not isinstance(state, Mapping) or not {"epoch", "processed", "data", "fingerprint"} <= state.keys():
+        if not _is_state(state):
             found = f"the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"a {type(state).__name__}"
             raise UsageError(
                 f"load_state_dict() on rank {rank} was given {found}; give it what state_dict() of a loader of "
-                "ud.shard() returned"
+                "ud.shard() returned, unchanged"
             )
         if state["data"] != data:
             raise UsageError(
                 f"load_state_dict() on rank {rank}: the state is of {state['data']}, and this loader has {data}. "
                 "Make the loader as it was when the state was saved; the number of ranks may differ"
             )
-        processed = tuple(int(each) for each in state["processed"])
+        processed = tuple(state["processed"])
         if len(processed) > 1 and len(processed) != most_parts:
             raise UsageError(
                 f"load_state_dict() on rank {rank}: the state is of {len(processed)} workers that each read their own "
                 f"part of a stream, and this loader has num_workers={most_parts}. Give it num_workers={len(processed)}"
             )
-        return cls(LoaderPosition(int(state["epoch"]), processed), data, state["fingerprint"])
+        return cls(LoaderPosition(state["epoch"], processed), data, state["fingerprint"])
+
+
+def _is_state(state: Any) -> bool:
+    if not isinstance(state, Mapping) or not {"epoch", "processed", "data", "fingerprint"} <= state.keys():
+        return False
+    processed = state["processed"]
+    return isinstance(processed, list | tuple) and all(
+        isinstance(each, int) and each >= 0 for each in (state["epoch"], *processed)
+    )

@@ -50,13 +50,12 @@ def shard(
             unknown tail.
     """
     check_tail(tail)
-    rank, kind = context.current().topology.rank, type(data).__name__
     if batch_size is not None:
         if batch_size < 1:
             raise UsageError(f"batch_size={batch_size}: give at least 1")
         if isinstance(data, Iterator) or not jax.tree.leaves(data):
             raise UsageError(
-                f"shard(batch_size={batch_size}) of a {kind} (rank {rank}): it divides the rows of arrays. Give a "
+                f"shard(batch_size={batch_size}) of {_named(data)}: it divides the rows of arrays. Give a "
                 "tuple, list or dict of arrays; of an iterable, leave batch_size= out and make batches yourself"
             )
         chosen = True if shuffle is None else shuffle
@@ -67,7 +66,7 @@ def shard(
         return ShardedSource(data, shuffle=bool(shuffle), seed=seed, tail=tail)
     if not isinstance(data, Iterable):
         raise UsageError(
-            f"shard() of a {kind} (rank {rank}): give arrays with a batch_size, an object with __len__ and "
+            f"shard() of {_named(data)}: give arrays with a batch_size, an object with __len__ and "
             "__getitem__, or an iterable of samples"
         )
     if shuffle:
@@ -100,6 +99,10 @@ def _every(data: Iterable[Any], tail: Tail) -> Iterator[Any]:
     samples = iter(data)
     while len(row := list(itertools.islice(samples, size))) == size:
         yield row[rank]
+
+
+def _named(data: Any) -> str:
+    return f"a {type(data).__name__} (rank {context.current().topology.rank})"
 
 
 def _is_tree_of_arrays(data: Any) -> bool:

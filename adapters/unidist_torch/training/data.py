@@ -124,7 +124,6 @@ def _shard_stream(loader: Any, *, shuffle: bool | None, seed: int, tail: Tail, c
 
 
 def _check_loader(loader: object, *, keeps_sampler: bool) -> None:
-    rank = context.current().topology.rank
     if not isinstance(loader, torch.utils.data.DataLoader):
         how = "ud.shard(DataLoader(data, batch_size=32, shuffle=True))"
         if not hasattr(loader, "__getitem__") or isinstance(loader, torch.utils.data.IterableDataset):
@@ -133,16 +132,16 @@ def _check_loader(loader: object, *, keeps_sampler: bool) -> None:
                 "ud.shard(DataLoader(dataset, batch_size=32))"
             )
         raise UsageError(
-            f"shard() of a {type(loader).__name__} (rank {rank}): it divides the samples of a DataLoader: {how}"
+            f"shard() of a {type(loader).__name__} ({_rank()}): it divides the samples of a DataLoader: {how}"
         )
     if isinstance(loader, ShardedLoader):
         raise UsageError(
-            f"shard() of a loader that shard() has made (rank {rank}): each rank would get a part of its part"
+            f"shard() of a loader that shard() has made ({_rank()}): each rank would get a part of its part"
         )
     samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
     if keeps_sampler and any(isinstance(each, torch.utils.data.DistributedSampler) for each in samplers):
         raise UsageError(
-            f"shard() of a loader with a DistributedSampler (rank {rank}), which divides the samples already: leave "
+            f"shard() of a loader with a DistributedSampler ({_rank()}), which divides the samples already: leave "
             "one of them out"
         )
 
@@ -153,6 +152,10 @@ def _check_cost(loader: Any, cost: Cost | None) -> None:
             "shard(cost=) divides the samples of a step, and this loader has batches that go to one rank as they are. "
             "Leave cost= out, or give the DataLoader a batch_size"
         )
+
+
+def _rank() -> str:
+    return f"rank {context.current().topology.rank}"  # asked for in errors only: loaders may be made before init()
 
 
 def _shuffles(loader: Any) -> bool | None:

@@ -30,6 +30,9 @@ def test_a_state_of_other_data_is_an_error() -> None:
         load({"model": 1})
     with pytest.raises(UsageError, match="a list"):
         load([])
+    for changed in ({"epoch": -1}, {"epoch": "1"}, {"processed": 5}, {"processed": [1.5]}):
+        with pytest.raises(UsageError, match="returned, unchanged"):
+            load(state | changed)
 
 
 def test_parts_of_a_stream_need_as_many_workers() -> None:

@@ -141,6 +141,12 @@ def test_a_checkpoint_holds_the_state_for_another_number_of_ranks(pool: Pool, tm
     assert sorted(itertools.chain(*seen)) == list(range(23))
 
 
+def test_a_loader_may_be_made_before_init() -> None:
+    sharded = shard(loader(5, sampler=[1, 0]))
+    with as_rank(0, 1):
+        assert [batch.tolist() for (batch,) in sharded] == [[1, 0]]
+
+
 def test_batches_in_no_order_have_no_state() -> None:
     with as_rank(0, 1), pytest.raises(UsageError, match="in_order=False"):
         shard(loader(5, num_workers=1, in_order=False)).state_dict()
