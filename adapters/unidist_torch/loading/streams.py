@@ -19,11 +19,11 @@ from unidist_torch.loading.random_states import RandomStates
 from unidist_torch.loading.shards import Shards
 from unidist_torch.loading.worker_info import WatchedInfo
 
-Progress = tuple[int, int, int]
+PartProgress = tuple[int, int, int]
 """Part of the stream, number of parts, and elements of that part that all ranks together have processed."""
 
 
-class StreamBatches(torch.utils.data.IterableDataset[tuple[Progress, Any]]):
+class StreamBatches(torch.utils.data.IterableDataset[tuple[PartProgress, Any]]):
     """This rank's batches of a stream, each with the progress after it; a loader has it as its dataset.
 
     A dataset that asks `get_worker_info()` gives each worker its own part: of each part this rank gets every `size`-th
@@ -57,12 +57,12 @@ class StreamBatches(torch.utils.data.IterableDataset[tuple[Progress, Any]]):
         self._collate, self._drop_last, self._tail, self._cost = collate, drop_last, tail, cost
         self._seed = seed
 
-    def __iter__(self) -> Iterator[tuple[Progress, Any]]:
+    def __iter__(self) -> Iterator[tuple[PartProgress, Any]]:
         position = self.position
         self.position = LoaderPosition(position.epoch + 1)  # of the next iteration in workers that persist
         return self._iterate(position)
 
-    def _iterate(self, position: LoaderPosition) -> Iterator[tuple[Progress, Any]]:
+    def _iterate(self, position: LoaderPosition) -> Iterator[tuple[PartProgress, Any]]:
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(position.epoch)
         watched = WatchedInfo.of_worker(self.dataset)
@@ -82,7 +82,9 @@ class StreamBatches(torch.utils.data.IterableDataset[tuple[Progress, Any]]):
         for reached, batch in self._batches(elements, states, start):
             yield (worker, num_parts, reached), self._collate(batch)
 
-    def _turns(self, batches: Iterator[tuple[int, Any]], watched: WatchedInfo | None) -> Iterator[tuple[Progress, Any]]:
+    def _turns(
+        self, batches: Iterator[tuple[int, Any]], watched: WatchedInfo | None
+    ) -> Iterator[tuple[PartProgress, Any]]:
         """Yield those batches of the whole stream that it is this worker's turn to make."""
         worker, num_workers = (0, 1) if watched is None else watched.place
         for number, (reached, batch) in enumerate(batches):

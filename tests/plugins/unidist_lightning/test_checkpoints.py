@@ -13,9 +13,12 @@ pytest.importorskip("lightning")
 import torch
 from lightning_runs import Regression, distance
 
+from unidist.testing.fixtures import RankPoolFactory
+
 pytestmark = pytest.mark.parallel
 
 Run = Callable[..., Any]
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "60"}  # those of conftest.py, so that ranks are shared
 OPTIONS = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}
 
 
@@ -56,3 +59,51 @@ def test_the_loss_scale_and_the_number_of_updates_are_saved(together: Run, tmp_p
     (again,) = torch.load(tmp_path / "more" / "last.ckpt", weights_only=True)["unidist"]
     assert again["step"] + again["loss_scale"]["num_skipped"] == 10
     assert again["step"] > saved["step"]
+
+
+def test_a_loader_of_shard_is_resumed_in_the_middle_of_an_epoch(rank_pool: RankPoolFactory, tmp_path: Path) -> None:
+    def fit(steps: int, file: str | None = None) -> list[list[float]]:
+        import lightning
+        from lightning.pytorch.callbacks import ModelCheckpoint
+        from torch.utils.data import DataLoader
+
+        import unidist.torch as ud
+
+        seen: list[list[float]] = []
+
+        class Model(lightning.LightningModule):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(1, 1)
+
+            def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+                seen.append(batch.flatten().tolist())
+                return self.layer(batch).mean()
+
+            def configure_optimizers(self) -> torch.optim.Optimizer:
+                return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        checkpoints = ModelCheckpoint(str(tmp_path), filename="{step}", every_n_train_steps=3, save_top_k=-1)
+        trainer = lightning.Trainer(
+            strategy="unidist",
+            accelerator="cpu",
+            max_steps=steps,
+            callbacks=[checkpoints],
+            use_distributed_sampler=False,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        samples = torch.arange(20.0).reshape(20, 1)
+        ud.init()
+        try:
+            trainer.fit(Model(), ud.shard(DataLoader(samples, batch_size=2, shuffle=True)), ckpt_path=file)
+        finally:
+            ud.shutdown()
+        return seen
+
+    pool = rank_pool(2, env=ENVIRONMENT)
+    whole = pool.run(fit, [8])
+    for steps in (3, 6):  # of the first epoch's five, and of the second's
+        rest = pool.run(fit, [8, str(tmp_path / f"step={steps}.ckpt")])
+        assert rest == [each[steps:] for each in whole]
