@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from unidist.optim.script_position import DrawnBatches
 from unidist.runtime import context
 from unidist.topology import Topology
 
@@ -15,7 +16,7 @@ from unidist.topology import Topology
 @contextmanager
 def as_rank(rank: int, size: int) -> Iterator[None]:
     """Be this rank of a job without communication."""
-    runtime = SimpleNamespace(
+    runtime: Any = SimpleNamespace(
         topology=Topology(rank, size, rank, size),
         axis_rank=lambda axis: rank,
         axis_size=lambda axis: size,
@@ -23,6 +24,8 @@ def as_rank(rank: int, size: int) -> Iterator[None]:
         negotiator=None,
         is_elastic=False,
     )
+    drawn = DrawnBatches(runtime)
+    runtime.owned = lambda kind: drawn
     gather = "unidist_torch.loading.items.allgather_object"
     with (
         mock.patch.object(context, "current", return_value=runtime),
