@@ -47,7 +47,7 @@ def metrics(metric: MetricT) -> MetricT:
             return plain()
         return _result_of_all(metric, plain, axis)
 
-    metric.result = result  # type: ignore[method-assign]  # of this object
+    metric.result = result  # of this object
     return metric
 
 
