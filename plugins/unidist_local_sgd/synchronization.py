@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -15,6 +15,7 @@ from unidist.errors import ConfigurationError, PeerLostError, StalledError, Usag
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation import gather_objects
 from unidist.optim import ChecksBeforeSave, KeepsTensors, OutlivesGenerations
+from unidist.training import EndOfRun
 from unidist_local_sgd.exchange import GroupExchange
 from unidist_local_sgd.fragment import FragmentExchange
 from unidist_local_sgd.generations import Kept, average, copies, from_first, shared_names
@@ -58,6 +59,31 @@ def synchronize(optimizer: Any) -> bool:
     return synchronizer is not None
 
 
+@dataclass
+class _Run:
+    """What the end of a run has to know of a synchronizer, which may be gone by then.
+
+    Args:
+        every: updates between two synchronizations.
+        num_updates: that each rank has made alone.
+        has_synchronized: at least once.
+    """
+
+    every: int
+    num_updates: int = 0
+    has_synchronized: bool = False
+
+    def never_synchronized(self) -> str:
+        """Return a sentence about a run that was too short; "" for another one."""
+        if self.has_synchronized or not self.num_updates:
+            return ""
+        return (
+            f"local_sgd={self.every}: the run ends after {self.num_updates} updates, and the ranks are synchronized "
+            f"after each {self.every}, so each has trained alone, and their parameters differ. Give "
+            f"local_sgd={self.num_updates} or less, or end with unidist_local_sgd.synchronize(optimizer)"
+        )
+
+
 class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
     """See the module's text. Follows the updates of the optimizer.
 
@@ -86,6 +112,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
         self._position = 0  # updates since all parameters were equal
         self._slots_differ = False  # the ranks' optimizers have different state
         self._step = 0
+        self._run = _Run(strategy.every)
         self._parameters: tuple[ParameterInfo, ...] = ()
         self._fragments: list[tuple[range, FragmentExchange]] = []
         self._communicators: dict[str, Communicator] = {}
@@ -102,6 +129,8 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
             self._take_over(previous)
         _SYNCHRONIZERS[optimizer] = weakref.ref(self)
         update.follow(self)
+        if not update.context.is_elastic:
+            update.context.owned(EndOfRun).watch(self._run.never_synchronized)
 
     # Set-up
 
@@ -218,6 +247,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
             return Due((), ())
         self._position += 1
         self._slots_differ = True
+        self._run.num_updates += 1
         for _, exchange in self._fragments:
             exchange.progress()
         return self._schedule.due(self._position)
@@ -283,6 +313,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
         self._position = 0
 
     def _send(self, fragment: int, values: Sequence[Buffer]) -> None:
+        self._run.has_synchronized = True
         self._exchange(*self._fragments[fragment], values, is_relative=self._strategy.is_relative)
 
     def _exchange(

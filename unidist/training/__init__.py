@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         planned_update,
     )
     from unidist.training.division import fingerprint, global_batches, length_of_rank, part_of_rank
+    from unidist.training.end_of_run import EndOfRun, never_complete
     from unidist.training.loader_state import LoaderPosition, LoaderState
     from unidist.training.mean_loss import MeanLoss
     from unidist.training.reading import read_ahead, timed
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
     from unidist.training.sharding import Tail, check_tail, padded_share, share, shuffled
 
 __all__ = [
-    "Described", "Description", "LoaderPosition", "LoaderState", "MeanLoss", "SampleAxis", "Tail", "autotune",
-    "averages", "check_equal", "check_counts_alone", "check_leaves_loop", "check_leaves_model", "check_tail",
-    "fingerprint", "global_batches", "length_of_rank", "padded_share", "part_of_rank", "planned_update", "read_ahead",
-    "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
+    "Described", "Description", "EndOfRun", "LoaderPosition", "LoaderState", "MeanLoss", "SampleAxis", "Tail",
+    "autotune", "averages", "check_counts_alone", "check_equal", "check_leaves_loop", "check_leaves_model",
+    "check_tail", "fingerprint", "global_batches", "length_of_rank", "never_complete", "padded_share", "part_of_rank",
+    "planned_update", "read_ahead", "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -41,6 +42,7 @@ __getattr__ = lazy_names(
         "agreement": "Described Description check_equal sparse_anywhere trained_anywhere",
         "binding": "averages check_counts_alone check_leaves_loop check_leaves_model planned_update",
         "division": "fingerprint global_batches length_of_rank part_of_rank",
+        "end_of_run": "EndOfRun never_complete",
         "loader_state": "LoaderPosition LoaderState",
         "mean_loss": "MeanLoss",
         "reading": "read_ahead timed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from unidist.checkpoint.format.interface import PlacesParameters
@@ -25,7 +26,7 @@ from unidist.strategy.interface import (
     RunsSteps,
     UpdateGate,
 )
-from unidist.training.unfinished import UnfinishedWindows
+from unidist.training.end_of_run import EndOfRun, never_complete
 
 
 def averages(op: Op) -> bool:
@@ -110,7 +111,7 @@ def planned_update(
         places=places if plan.model_axes else None,
     )
     if accumulation.stepwise and accumulation.passes > 1 and not runtime.is_elastic:
-        runtime.owned(UnfinishedWindows).watch(update.window)
+        runtime.owned(EndOfRun).watch(functools.partial(never_complete, update.window))
     return update
 
 

@@ -16,9 +16,11 @@ from unidist_second.framework import NumpyFramework
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.gradients import ParameterInfo
+from unidist.optim.script_position import DrawnBatches
 from unidist.testing import ThreadWorld
 from unidist.timeline import Recorder
 from unidist.topology import Topology
+from unidist.training import EndOfRun
 from unidist_arrays.memory import buffer_of_array
 from unidist_local_sgd import LocalSGD, Synchronizer
 from unidist_local_sgd.binding import TrainedState
@@ -74,10 +76,18 @@ class Runtime:
     def __init__(self, plugins: Any, topology: Topology, communicator: Communicator) -> None:
         self.plugins, self.topology, self.recorder = plugins, topology, Recorder()
         self._communicator = communicator
+        self._end = EndOfRun(self)  # type: ignore[arg-type]
+
+    is_elastic = False
 
     def axis(self, name: str) -> Communicator:
         """Return the communicator over all ranks."""
         return self._communicator
+
+    def owned(self, kind: Any) -> Any:
+        """Return the end of the run, which alone is asked for."""
+        assert kind in (EndOfRun, DrawnBatches)
+        return self._end if kind is EndOfRun else DrawnBatches(self)  # type: ignore[arg-type]
 
 
 def targets(rank: int, step: int) -> list[Any]:
@@ -223,3 +233,14 @@ def test_before_a_checkpoint_parameters_and_optimizer_state_are_made_equal() -> 
         for kind in (0, 2):
             for own, theirs in zip(first[kind], other[kind], strict=True):
                 assert np.array_equal(own, theirs)
+
+
+def test_a_run_shorter_than_the_window_says_that_ranks_have_trained_alone() -> None:
+    from unidist_local_sgd.synchronization import _Run
+
+    run = _Run(every=100)
+    assert run.never_synchronized() == ""
+    run.num_updates = 7
+    assert "local_sgd=100: the run ends after 7 updates" in run.never_synchronized()
+    run.has_synchronized = True
+    assert run.never_synchronized() == ""

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from unidist.optim.accumulation import Accumulation, Window
-from unidist.training.unfinished import UnfinishedWindows
+from unidist.training.end_of_run import EndOfRun, never_complete
 
 
 def warnings_after(steps: int, *, passes: int = 8, rank: int = 0, stepwise: bool = True, caplog: Any) -> list[str]:
-    windows = UnfinishedWindows(SimpleNamespace(topology=SimpleNamespace(rank=rank)))  # type: ignore[arg-type]
+    end = EndOfRun(SimpleNamespace(topology=SimpleNamespace(rank=rank)))  # type: ignore[arg-type]
     window = Window(Accumulation(passes, stepwise=stepwise))
-    windows.watch(window)
+    end.watch(lambda: never_complete(window))
     for _ in range(steps):
         if window.count_step():
             window.reset()
     with caplog.at_level(logging.WARNING):
-        windows.close()
+        end.close()
     return [record.getMessage() for record in caplog.records]
 
 

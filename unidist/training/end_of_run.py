@@ -1,20 +1,23 @@
-"""Says at the end of a run that an optimizer has never updated anything: its windows are longer than the run."""
+"""Says at the end of a run what it never did, as it was too short: an update, or a synchronization."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from unidist.optim.accumulation import Window
     from unidist.runtime_api import RuntimeAPI
 
+__all__ = ["EndOfRun", "never_complete"]
+
 _log = logging.getLogger(__name__)
 
 
-class UnfinishedWindows:
-    """The windows of the optimizers of a runtime, which owns this.
+class EndOfRun:
+    """Questions for the end of a run, whose runtime owns this.
 
     Args:
         context: the runtime. Its rank 0 warns.
@@ -22,22 +25,25 @@ class UnfinishedWindows:
 
     def __init__(self, context: RuntimeAPI) -> None:
         self._warns = context.topology.rank == 0
-        self._windows: list[Window] = []
+        self._problems: list[Callable[[], str]] = []
 
-    def watch(self, window: Window) -> None:
-        """Look at this window at the end."""
-        self._windows.append(window)
+    def watch(self, problem: Callable[[], str]) -> None:
+        """Ask this at the end.
+
+        Args:
+            problem: returns a sentence about what is wrong, or "".
+        """
+        self._problems.append(problem)
 
     def close(self) -> None:
-        """Warn of windows of which none was ever complete. A script that has failed has said why."""
+        """Warn of what is wrong. A script that has failed has said why."""
         failed = getattr(sys, "last_value", None) is not None or sys.exc_info()[1] is not None
-        for window in self._windows if self._warns and not failed else ():
-            found = problem(window)
-            if found:
+        for problem in self._problems if self._warns and not failed else ():
+            if found := problem():
                 _log.warning("%s", found)
 
 
-def problem(window: Window) -> str:
+def never_complete(window: Window) -> str:
     """Return a sentence about a window that has passes and was never complete; "" for another one."""
     passes, made = window.accumulation.passes, window.num_steps_in_all
     if window.was_complete or not window.accumulation.stepwise or not made:
