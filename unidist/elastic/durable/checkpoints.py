@@ -118,24 +118,28 @@ class Durable:
         self._schedule.begin(time.monotonic())
 
     def _load(self, state: Checkpointed, reason: str) -> bool:
-        """Load the latest checkpoint; return whether there was one. Collective."""
+        """Load the latest checkpoint that is whole; return whether there was one. Collective.
+
+        Raises:
+            CheckpointError: there are some, and none can be loaded; says why the latest one cannot.
+        """
         runtime = context.current()
         communicator = runtime.owned(_saver).communicator
         is_first = communicator.rank == 0
-        parts, folder = DurableParts({}), None
+        parts, series = DurableParts({}), list[Path]()
         error: Exception | None = None
         try:
             parts = state.durable_parts()
             if is_first:
                 _check_usable(self.options.folder)
                 directory.sweep(self.options.folder)
-                folder = next((path for _, path in reversed(directory.steps(self.options.folder))), None)
+                series = [path for _, path in reversed(directory.steps(self.options.folder))]
         except Exception as exc:  # of any kind: the other ranks must be told
             error = exc
         what = f"the folder {self.options.folder} cannot have this job's checkpoints"
         choose = "Choose a folder that can be written, and that all ranks share."
-        found: Path | None = agree(communicator, folder, error, what, if_disk=choose)[0]
-        if found is None:
+        found: list[Path] = agree(communicator, series, error, what, if_disk=choose)[0]
+        if not found:
             return False
 
         def make(checkpoint: Checkpoint) -> dict[str, KeepsState]:
@@ -148,19 +152,27 @@ class Durable:
 
         convert = None if parts.framework is None else parts.framework.convert
         report = _log.warning if is_first else _log.debug
-        try:
-            loaded = load(communicator, LoadOptions(found), make, convert=convert, report=report)
-        except CheckpointError as exc:
-            exc.add_note(
-                "An elastic job begins from the latest checkpoint in its folder; to start from the beginning, give "
-                "another."
+        latest: CheckpointError | None = None
+        for folder in found:
+            try:
+                loaded = load(communicator, LoadOptions(folder), make, convert=convert, report=report)
+                break
+            except CheckpointError as exc:  # on all ranks
+                if is_first:
+                    _log.warning("%s", exc)
+                latest = latest or exc
+        else:
+            assert latest is not None, "there is a checkpoint"
+            latest.add_note(
+                "An elastic job begins from the latest checkpoint in its folder that is whole, and none is; to start "
+                "from the beginning, give another folder."
             )
-            raise
+            raise latest
         state.num_commits = self._last_commit = int(loaded.index.facts["step"])
         state.save()
         if is_first:
-            _log.info("begins from commit %d in %s", state.num_commits, found)
-            _tell(runtime, "checkpoint_loaded", commit=state.num_commits, path=str(found), reason=reason)
+            _log.info("begins from commit %d in %s", state.num_commits, folder)
+            _tell(runtime, "checkpoint_loaded", commit=state.num_commits, path=str(folder), reason=reason)
         return True
 
     # Commits

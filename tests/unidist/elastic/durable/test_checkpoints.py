@@ -120,7 +120,32 @@ def test_a_checkpoint_of_another_state_is_refused(start: Callable[..., None]) ->
     train(ObjectState(step=0, seen=[]), 2)
     with pytest.raises(CheckpointError, match="lost") as caught:
         train(ObjectState(step=0, seen=[], lost=0), 2)
-    assert "to start from the beginning, give another" in caught.value.__notes__[0]
+    assert "give another folder" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign"])
+def test_a_run_goes_on_from_the_latest_checkpoint_that_is_whole(
+    start: Callable[..., None], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    start()
+    for steps in (2, 4):  # a checkpoint at the end of each
+        train(ObjectState(step=0, seen=[]), steps)
+        start()
+    context.shutdown()
+    series = tmp_path / "run"
+    if damage == "cut":
+        index = directory.step_folder(series, 4) / "index.json"
+        index.write_bytes(index.read_bytes()[:-20])
+    else:
+        (series / "step-9").mkdir()
+        (series / "step-9" / "index.json").write_text('{"weight_map": {}}')  # of another library
+    whole = numbers(series)[-2] if damage == "cut" else 4
+    start()
+    state = ObjectState(step=0, seen=[])
+    with caplog.at_level(logging.WARNING):
+        assert train(state, 6) == list(range(whole + 1, 7))
+    assert state.seen == [(step, "x") for step in range(1, 7)]
+    assert sum("index.json" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_state_of_ones_own_is_refused(start: Callable[..., None]) -> None:
