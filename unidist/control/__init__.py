@@ -15,6 +15,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.control.channel import Channel, ChannelLost
+    from unidist.control.channel_listener import ChannelListener
     from unidist.control.client import connect
     from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address
     from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator, HostJoined, HostLost, HostMessage
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
     from unidist.control.wire import MAX_FRAME_BYTES, Message, Wire, WireError
 
 __all__ = [
-    "Action", "Address", "BEATS_PER_LIMIT", "Channel", "ChannelLost", "Connection", "ConnectionClosed",
-    "ConnectionLost", "ControlRendezvous", "ControlServer", "Coordinator", "Drop", "HostJoined", "HostLost",
-    "HostMessage", "KeyValueService", "KeyValues", "MAX_FRAME_BYTES", "Message", "Publish", "Send", "Service", "Wire",
-    "WireError", "WithKeyValues", "connect", "format_address", "job_values", "refusal",
+    "Action", "Address", "BEATS_PER_LIMIT", "Channel", "ChannelListener", "ChannelLost", "Connection",
+    "ConnectionClosed", "ConnectionLost", "ControlRendezvous", "ControlServer", "Coordinator", "Drop", "HostJoined",
+    "HostLost", "HostMessage", "KeyValueService", "KeyValues", "MAX_FRAME_BYTES", "Message", "Publish", "Send",
+    "Service", "Wire", "WireError", "WithKeyValues", "connect", "format_address", "job_values", "refusal",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "channel": "Channel ChannelLost",
+        "channel_listener": "ChannelListener",
         "client": "connect",
         "connection": "Address Connection ConnectionClosed ConnectionLost format_address",
         "coordinator": "BEATS_PER_LIMIT Coordinator HostJoined HostLost HostMessage",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import queue
@@ -13,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from unidist.control import Channel, ChannelLost, Message
+from unidist.control import Channel, ChannelListener, ChannelLost, Message
 from unidist.negotiation import unseal
 from unidist_data_service.shards import DataShard
 from unidist_data_service.transport import Leaf, Regions, flatten, layout
@@ -115,14 +114,15 @@ class DataWorker:
         """In messages."""
         self._secret = secret
         if host or not socket.has_dualstack_ipv6():
-            self._listener = socket.create_server((host, 0))
+            sock = socket.create_server((host, 0))
         else:
-            self._listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        self.port: int = self._listener.getsockname()[1]
+            sock = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        self.port: int = sock.getsockname()[1]
+        self._listener = ChannelListener(sock, self._proved, self._connected, name="unidist-data-read")
         self._requests: queue.SimpleQueue[tuple[_Rank, Message, bytes] | None] = queue.SimpleQueue()
         self._sources: dict[str, _Source | str] = {}
         self._ranks: set[_Rank] = set()
-        self._accepting = threading.Thread(target=self._accept, name="unidist-data-accept", daemon=True)
+        self._accepting = threading.Thread(target=self._listener.run, name="unidist-data-accept", daemon=True)
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -139,8 +139,6 @@ class DataWorker:
 
     def close(self) -> None:
         """Close all connections, and end the thread that accepts them."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # a thread in `accept` does not notice `close`
         self._listener.close()
         if self._accepting.is_alive():
             self._accepting.join()
@@ -149,19 +147,10 @@ class DataWorker:
 
     # Connections
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._connected, args=(sock,), name="unidist-data-read", daemon=True).start()
+    def _proved(self, sock: socket.socket) -> Channel:
+        return Channel(sock, self._secret, is_server=True, timeout_sec=_HANDSHAKE_SEC)
 
-    def _connected(self, sock: socket.socket) -> None:
-        try:
-            channel = Channel(sock, self._secret, is_server=True, timeout_sec=_HANDSHAKE_SEC)
-        except ChannelLost:
-            return
+    def _connected(self, channel: Channel) -> None:
         rank = _Rank(channel)
         self._ranks.add(rank)
         rank.start()

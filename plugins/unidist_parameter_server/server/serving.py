@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from unidist.control import ChannelLost, Message
+from unidist.control import ChannelListener, ChannelLost, Message
 from unidist.errors import ConfigurationError, PeerLostError, UnidistError, UsageError
 from unidist_parameter_server.server.memory import available_bytes, in_units
 from unidist_parameter_server.server.replication import BackupLink, follow
@@ -62,28 +62,22 @@ class ParameterServerProcess:
         self._is_closed = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=512)
+            sock = socket.create_server((host, port), family=family, backlog=512)
         except OSError as exc:
             raise ConfigurationError(f"server {number} cannot listen at {host}:{port}: {exc}") from exc
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self.address: tuple[str, int] = sock.getsockname()[:2]
         """Where it listens."""
+        self._listener = ChannelListener(sock, self._proved, self._connected, name=f"unidist-server-{number}")
 
     def run(self) -> None:
         """Accept connections until `close`."""
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._accepted, args=(sock,), daemon=True).start()
+        self._listener.run()
 
     def close(self) -> None:
         """Stop listening, and close all connections. From any thread; idempotent."""
         with self._lock:
             self._is_closed = True
             channels = list(self._channels)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for channel in channels:
             channel.close()
@@ -96,11 +90,10 @@ class ParameterServerProcess:
     ) -> None:
         self.close()
 
-    def _accepted(self, sock: socket.socket) -> None:
-        try:
-            channel = ArrayChannel(sock, self._secret, is_server=True, timeout_sec=_PROOF_SEC)
-        except ChannelLost:
-            return  # a stranger, a scanner, or a worker that has died
+    def _proved(self, sock: socket.socket) -> ArrayChannel:
+        return ArrayChannel(sock, self._secret, is_server=True, timeout_sec=_PROOF_SEC)
+
+    def _connected(self, channel: ArrayChannel) -> None:
         with self._lock:
             if self._is_closed:
                 channel.close()
