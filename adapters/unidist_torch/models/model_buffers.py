@@ -26,6 +26,9 @@ point), rank 0's, or each rank's own."""
 
 _UNCHANGED, _CHANGED, _OTHERS_CHANGED = range(3)
 
+_NUM_FIRST = 3
+"""Updates until which a module may register its first buffer."""
+
 
 def check_buffer_rule(rule: str) -> None:
     """Raise ConfigurationError unless it is a `BufferRule`."""
@@ -45,6 +48,7 @@ class ModelBuffers:
 
     def __init__(self, model: torch.nn.Module, rule: BufferRule, over: Callable[[str], Communicator]) -> None:
         self._modules = list(model.named_modules())
+        self._num_updates = 0
         self._averages = rule == "mean"
         self._over = over
         self._seen = {name: _Seen(buffer) for name, buffer in self._present().items()}
@@ -59,6 +63,9 @@ class ModelBuffers:
 
         The largest of all ranks' is for `exchange`.
         """
+        self._num_updates += 1
+        if self._num_updates == _NUM_FIRST:
+            self._modules = [(path, module) for path, module in self._modules if module._buffers]
         changed = self._changed()
         if not changed:
             return _UNCHANGED
