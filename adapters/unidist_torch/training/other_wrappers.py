@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from typing import Any
@@ -25,29 +26,48 @@ def refuse_wrapped(model: torch.nn.Module) -> None:
             )
 
 
+_distributed: dict[int, weakref.ref[torch.nn.Module]] = {}
+"""The models that unidist distributes, by `id`: their classes need not be hashable."""
+
+
 def refuse_wrapping(model: torch.nn.Module) -> None:
     """Let wrappers of PyTorch's raise UsageError for the model, and for modules that contain it.
 
-    A wrapper stores what it wraps in an attribute, which calls the hook. Copies and pickles of the model are plain.
+    Copies and pickles of the model are plain.
     """
-    distributed = weakref.ref(model)
+    _watch_wrappers()
+    _distributed[id(model)] = weakref.ref(model)
+    weakref.finalize(model, _distributed.pop, id(model), None)
 
-    def refuse(wrapper: torch.nn.Module, name: str, wrapped: torch.nn.Module | None) -> None:
-        del name
-        if wrapped is None or not _distributes(wrapper):
-            return
-        path = next((path for path, module in wrapped.named_modules() if module is distributed()), None)
-        if path is not None:
-            subject = f"{path!r} of what {type(wrapper).__name__} wraps" if path else "the model"
-            again = f", and now {type(wrapper).__name__} wraps it as well" if not path else ""
-            raise UsageError(
-                f"{subject} is distributed by unidist{again}. "
-                f"{_REASON} Leave it out. Where accelerate or Hugging Face's Trainer does it, take RANK, LOCAL_RANK "
-                "and WORLD_SIZE out of os.environ after ud.init(), and docs/coming-from.md has the rest"
-            )
 
-    handle = register_module_module_registration_hook(refuse)
-    weakref.finalize(model, handle.remove)
+@functools.cache
+def _watch_wrappers() -> None:
+    """Look at what wrappers wrap: they store it in an attribute, which calls a hook.
+
+    One hook, which stays: models are collected at any time, and removing a hook while PyTorch goes through them is an
+    error in the script's line that makes a module.
+    """
+    register_module_module_registration_hook(_refuse)
+
+
+def _refuse(wrapper: torch.nn.Module, name: str, wrapped: torch.nn.Module | None) -> None:
+    del name
+    if wrapped is None or not _distributes(wrapper):
+        return
+    path = next((path for path, module in wrapped.named_modules() if _is_distributed(module)), None)
+    if path is not None:
+        subject = f"{path!r} of what {type(wrapper).__name__} wraps" if path else "the model"
+        again = f", and now {type(wrapper).__name__} wraps it as well" if not path else ""
+        raise UsageError(
+            f"{subject} is distributed by unidist{again}. "
+            f"{_REASON} Leave it out. Where accelerate or Hugging Face's Trainer does it, take RANK, LOCAL_RANK "
+            "and WORLD_SIZE out of os.environ after ud.init(), and docs/coming-from.md has the rest"
+        )
+
+
+def _is_distributed(module: torch.nn.Module) -> bool:
+    model = _distributed.get(id(module))
+    return model is not None and model() is module
 
 
 def _distributes(module: torch.nn.Module) -> bool:

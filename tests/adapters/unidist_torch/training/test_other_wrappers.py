@@ -69,3 +69,21 @@ def test_ddp_and_distribute_exclude_each_other(pool: Callable[..., PartOfPool], 
         assert itself.startswith("the model is wrapped in DistributedDataParallel. ")
         assert within.startswith("'net' of the model is wrapped in DistributedDataParallel. ")
         assert not any("\n" in message for message in messages)
+
+
+def test_a_model_may_be_collected_while_another_is_made() -> None:
+    torch = pytest.importorskip("torch")
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    from unidist_torch.training.other_wrappers import refuse_wrapping
+
+    distributed = [torch.nn.Linear(1, 1)]
+    refuse_wrapping(distributed[0])
+    # The collector may run in any hook, and PyTorch then goes on to the next one.
+    handles = [register_module_module_registration_hook(lambda *_: distributed.clear()) for _ in range(2)]
+    try:
+        torch.nn.Sequential(torch.nn.Linear(1, 1))
+    finally:
+        for handle in handles:
+            handle.remove()
+    assert not distributed
