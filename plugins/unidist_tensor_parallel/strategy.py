@@ -79,6 +79,12 @@ class Tensor(Strategy, KeepsDivision, EstimatesMemory, PredictsStepTime):
                 f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
                 "them. Leave sequence out, or the other strategy"
             )
+        dividers = [item.name for item in plan.strategies if "sequence" in item.axis_divides and item.axis_size != 1]
+        if dividers and self.size > 1 and (self.sequence or Role.SEQUENCE in roles.values()):
+            raise ConfigurationError(
+                f"tensor: sequence=true and {' and '.join(dividers)} both divide the tokens of a sample. Leave "
+                "sequence out: its ranks then repeat the work between cut layers on the tokens that they have"
+            )
         for item in plan.strategies:
             if item.axis == DATA_AXIS and item.changes_model and self.size > 1:
                 raise ConfigurationError(
