@@ -223,6 +223,7 @@ class Mixing(nn.Module):
             "roll": lambda: x.roll(1, 1),
             "convolution": lambda: self.conv(x.transpose(1, 2)).transpose(1, 2),
             "positions": lambda: torch.arange(x.shape[1], dtype=x.dtype)[:, None],
+            "squeeze": lambda: self.net(x.mean(1, keepdim=True)),
             "none": lambda: 0.0 * self.conv.bias,
         }
         x = x + 0.1 * ways[self.how]()
@@ -269,7 +270,7 @@ def between_blocks() -> dict[str, str]:
 def mixed_tokens() -> dict[str, str]:
     """Return what is raised for blocks that mix tokens, by how they do it."""
     told = {}
-    for how in ("mean", "shift", "sum", "roll", "convolution", "positions", "none"):
+    for how in ("mean", "shift", "sum", "roll", "convolution", "positions", "squeeze", "none"):
         with runtime("tensor=2:sequence=true"):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Sequential(Mixing(how), Mixing(how)), nn.Linear(WIDTH, CLASSES)).double()
