@@ -198,7 +198,7 @@ def automatic(layers: Sequence[Layer], size: int) -> Assignment:
                 found.reasons[layer.path] = f"it has {layer.units} heads, and there are {size} ranks"
             else:
                 found.roles[layer.path] = layer.role or Role.ATTENTION
-    _pair(by_path, size, found)
+    _leave_shared(by_path, _pair(by_path, size, found), found)
     _vocabulary(layers, size, found)
     for layer in layers:
         if layer.kind is Kind.LINEAR and layer.path not in found.roles and layer.path not in found.reasons:
@@ -235,8 +235,9 @@ def check_pairs(roles: Mapping[str, Role], feeds: Mapping[str, Sequence[str]]) -
                 )
 
 
-def _pair(layers: Mapping[str, Layer], size: int, found: Assignment) -> None:
-    """Find linear layers whose outputs all go to one other, element by element, and cut both."""
+def _pair(layers: Mapping[str, Layer], size: int, found: Assignment) -> list[list[str]]:
+    """Find linear layers whose outputs all go to one other, element by element, and cut both; return their paths."""
+    pairs = []
     sources: dict[str, list[str]] = {}
     for layer in layers.values():
         if layer.kind is Kind.LINEAR and layer.feeds is not None and len(layer.feeds) == 1 and layer.feeds[0]:
@@ -259,6 +260,29 @@ def _pair(layers: Mapping[str, Layer], size: int, found: Assignment) -> None:
         for each in before:
             found.roles[each] = Role.COLUMN
         found.roles[path] = Role.ROW
+        pairs.append(members)
+    return pairs
+
+
+def _leave_shared(layers: Mapping[str, Layer], pairs: list[list[str]], found: Assignment) -> None:
+    """Leave pairs whole in which a layer shares its weight with one that would cut it in another way, or not at all."""
+    sharing: dict[int, list[str]] = {}
+    for layer in layers.values():
+        if layer.weight:
+            sharing.setdefault(layer.weight, []).append(layer.path)
+
+    def other(path: str) -> str | None:
+        """Return a layer with the same weight and another role."""
+        paths = sharing.get(layers[path].weight, ())
+        return next((each for each in paths if found.roles.get(each) is not found.roles[path]), None)
+
+    while conflict := next(((pair, path) for pair in pairs for path in pair if other(path)), None):
+        pair, path = conflict  # leaving it whole may be a conflict for another pair
+        why = f"{path!r} shares its weight with {other(path)!r}, which would not be cut in the same way"
+        for each in pair:
+            del found.roles[each]
+            found.reasons[each] = why
+        pairs.remove(pair)
 
 
 def _vocabulary(layers: Sequence[Layer], size: int, found: Assignment) -> None:

@@ -95,6 +95,24 @@ def test_a_layer_that_also_feeds_something_else_stays_whole() -> None:
     assert not mixed.roles
 
 
+def test_pairs_that_would_cut_a_shared_weight_in_two_ways_stay_whole() -> None:
+    twins = [replace(linear("up", 8, 8, ("down",)), weight=1), replace(linear("down", 8, 8), weight=1)]
+    found = automatic(twins, 2)
+    assert not found.roles
+    assert found.reasons["up"] == "'up' shares its weight with 'down', which would not be cut in the same way"
+
+
+def test_pairs_that_cut_shared_weights_in_the_same_way_are_cut() -> None:
+    layers = [
+        replace(linear(f"{block}.{name}", 8, 8, feeds), weight=weight)
+        for block in "ab"
+        for name, weight, feeds in (("up", 1, (f"{block}.down",)), ("down", 2, ()))
+    ]
+    assert set(automatic(layers, 2).roles.values()) == {Role.COLUMN, Role.ROW}
+    layers += [replace(linear("other", 8, 8), weight=2)]  # which is cut by nobody
+    assert not automatic(layers, 2).roles
+
+
 def test_too_few_units_are_named() -> None:
     pair = [linear("a", 4, 2, ("b",)), linear("b", 2, 4)]
     assert "2 hidden units are fewer than the 3 ranks" in automatic(pair, 3).reasons["a"]
