@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
@@ -14,11 +15,9 @@ from typing_extensions import override
 from unidist.errors import ConfigurationError, UsageError
 from unidist_activations._blocks import Member, Path
 from unidist_activations.binding import ModelBinding
+from unidist_keras.masks import InputMasks, mask_of, set_mask
 
 _PLAIN = "_unidist_plain_call"
-_MASK = "_keras_mask"
-"""Where Keras keeps the mask of a tensor."""
-
 Call = Callable[..., Any]
 
 
@@ -153,7 +152,10 @@ class _Pass:
         self._leaves = keras.tree.flatten(self._structure)
         # The others have no gradients, and TensorFlow's function cannot take them.
         self._places = [place for place, leaf in enumerate(self._leaves) if _has_gradient(leaf)]
+        self._masks = InputMasks(self._leaves[place] for place in self._places)
         self._before = [(item, tf.identity(item)) for item in layer.variables if not item.trainable]
+        # What is around the first run, such as a strategy that gives the layer some of the tokens.
+        self._surroundings = contextvars.copy_context()
         self._outputs: Any = None
 
     def run(self) -> Any:
@@ -168,31 +170,26 @@ class _Pass:
         leaves = keras.tree.flatten(self._outputs)
         places = [place for place, leaf in enumerate(leaves) if _has_gradient(leaf)]
         for place, output in zip(places, keras.tree.flatten(recomputed), strict=True):
-            leaves[place] = _with_mask_of(leaves[place], output)
+            set_mask(output, mask_of(leaves[place]))
+            leaves[place] = output
         return keras.tree.pack_sequence_as(self._outputs, leaves)
 
     def _compute(self, *tensors: Any) -> Any:
         """Run the block on other tensors in place of its floating-point inputs; returns outputs with gradients."""
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = _with_mask_of(leaves[place], tensor)
+            leaves[place] = tensor
+        self._masks.put_on(tensors)
         args, kwargs = keras.tree.pack_sequence_as(self._structure, leaves)
         if self._outputs is None:
             outputs = self._outputs = self._plain(self._layer, *args, **kwargs)
+            self._masks.take_off(tensors)
         else:
+            run = functools.partial(self._surroundings.run, self._plain, self._layer, *args, **kwargs)
             with keras.StatelessScope(state_mapping=self._before):
-                outputs = self._scope(
-                    run=lambda training: self._plain(self._layer, *args, **kwargs), training=self._training
-                )
+                outputs = self._scope(run=lambda training: run(), training=self._training)
         return [leaf for leaf in keras.tree.flatten(outputs) if _has_gradient(leaf)]
 
 
 def _has_gradient(leaf: Any) -> bool:
     return bool(tf.is_tensor(leaf)) and (leaf.dtype.is_floating or leaf.dtype.is_complex)
-
-
-def _with_mask_of(original: Any, tensor: Any) -> Any:
-    mask = getattr(original, _MASK, None)
-    if mask is not None and tensor is not original:
-        setattr(tensor, _MASK, mask)
-    return tensor

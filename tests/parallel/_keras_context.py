@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ import unidist.keras as ud
 from unidist.errors import UnidistError
 from unidist.runtime import context
 from unidist.settings.environment import set_variables
+from unidist_zero import gathered
 
 BATCH, TOKENS, WIDTH, WORDS = 8, 11, 12, 9
 
@@ -173,7 +175,8 @@ def numbers_of(cases: Sequence[tuple[str, str]]) -> list[tuple[dict[str, Any], d
                     alone = _numbers(name, *train(name, distributed=False), whole=True)
                 keras.utils.clear_session()
                 trained = train(name, distributed=True, rank=rank, size=size, eager=eager)
-                found.append((_numbers(name, *trained, whole=size == 1), alone))
+                with gathered(trained[-1]) if "zero=3" in strategy else nullcontext():
+                    found.append((_numbers(name, *trained, whole=size == 1), alone))
             finally:
                 ud.shutdown()
     return found

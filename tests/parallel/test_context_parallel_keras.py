@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from part_pools import PartPools
@@ -23,6 +24,7 @@ CASES = {
         ("blocks", "context=2,zero=1"),
         ("decoder eagerly", "context=2:exchange=gather"),
         ("vectors", "context=2:exchange=ulysses,clip_norm=100"),
+        ("blocks", "context=2,activations=recompute"),  # the backward pass runs an attention again
     ],
     3: [
         ("decoder eagerly", "context=3"),
@@ -43,8 +45,12 @@ def rank_pools(tensorflow_pools: PartPools) -> PartPools:
 
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.soak) for size in (3, 4))])
 def test_divided_sequences_train_like_whole_ones(rank_pool: RankPoolFactory, size: int) -> None:
-    ranks = rank_pool(size).run(numbers_of, (CASES[size],))
-    for case, *found in zip(CASES[size], *ranks, strict=True):
+    check(CASES[size], rank_pool(size).run(numbers_of, (CASES[size],)))
+
+
+def check(cases: list[tuple[str, str]], ranks: list[Any]) -> None:
+    """Raise AssertionError unless every rank came to the numbers of one process, with each case."""
+    for case, *found in zip(cases, *ranks, strict=True):
         _, alone = found[0]
         for own, _ in found:
             assert len(own) > 4
@@ -52,6 +58,15 @@ def test_divided_sequences_train_like_whole_ones(rank_pool: RankPoolFactory, siz
                 other = alone[path] if path in alone else list(alone.values())[number]
                 error = largest_error(values, other)
                 assert error <= 1e-12, f"{case}: {path} differs by {error:.2e} from one process"
+
+
+def test_layers_that_run_again_in_backward_see_their_masks_and_rows(rank_pool: RankPoolFactory) -> None:
+    cases = [
+        ("graph eagerly", "activations=recompute:blocks=multi_head_attention"),
+        ("graph eagerly", "zero=3"),
+        ("graph", "context=2,zero=3"),
+    ]
+    check(cases, rank_pool(2).run(numbers_of, (cases,)))
 
 
 def test_layers_that_need_all_tokens_get_them(rank_pool: RankPoolFactory) -> None:

@@ -48,8 +48,9 @@ def differentiable_once(what: str) -> Callable[[Callable[..., Any]], Callable[..
             def gradients(*given: tf.Tensor) -> Any:
                 return backward(*given[: len(given) - len(tensors)]), refuse
 
-            # The tensors too, though backward has them already: the gradient depends on them.
-            return outputs, lambda *upstream: gradients(*upstream, *tensors)
+            # The tensors too, though backward has them already: the gradient depends on them. That of a tensor in which
+            # rows were looked up is rows, which no function with a gradient of its own takes.
+            return outputs, lambda *upstream: gradients(*map(_dense, upstream), *tensors)
 
         def refuse(*_: Any) -> Any:
             raise UsageError(
@@ -60,3 +61,7 @@ def differentiable_once(what: str) -> Callable[[Callable[..., Any]], Callable[..
         return outer
 
     return decorated
+
+
+def _dense(gradient: Any) -> Any:
+    return tf.convert_to_tensor(gradient) if isinstance(gradient, tf.IndexedSlices) else gradient

@@ -8,6 +8,7 @@ is gathered for the whole of the model's call, and kept until backward.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from unidist_keras.masks import InputMasks, mask_of, set_mask
 from unidist_zero._keras.fragments.movement import UnitMovement
 from unidist_zero._keras.fragments.variables import FragmentedMixin
 
@@ -130,7 +132,12 @@ class Unit:
             variable.assign(value)
         for loss in call.losses:
             self._layer.add_loss(loss)
-        outputs = [next(results) if leaf is _RETURNED else leaf for leaf in call.outputs]
+        masks = iter(call.masks)
+        outputs = []
+        for leaf in call.outputs:
+            outputs.append(next(results) if leaf is _RETURNED else leaf)
+            if leaf is _RETURNED:
+                set_mask(outputs[-1], next(masks))
         return tf.nest.pack_sequence_as(call.structure, outputs)
 
     def _others(self) -> list[Any]:
@@ -160,6 +167,7 @@ class _Call:
         borrowed: dict[int, tuple[Any, tf.Tensor]],
     ) -> None:
         self.outputs: list[Any] = []
+        self.masks: list[Any] = []
         self.structure: Any = None
         self.updates: list[tuple[Any, tf.Tensor]] = []
         self.losses: list[tf.Tensor] = []
@@ -168,11 +176,17 @@ class _Call:
         self._form = (args, kwargs)
         self._leaves = list(leaves)
         self._positions = positions
+        self._input_masks = InputMasks(leaves[position] for position in positions)
         self._state = state
         self._borrowed = borrowed
+        # What is around the first run, such as a strategy that gives the layer some of the tokens.
+        self._surroundings = contextvars.copy_context()
 
     def run(self, *inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
         """Return the floating-point tensors among the outputs."""
+        return self._surroundings.run(self._run, *inputs) if self._has_run else self._run(*inputs)
+
+    def _run(self, *inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
         unit = self._unit
         fragments = unit.movement.fragments
         rest = list(inputs[len(fragments) :])
@@ -181,8 +195,9 @@ class _Call:
         for key, (variable, _) in self._borrowed.items():
             gathered[key] = (variable, rest.pop(0))
         leaves = list(self._leaves)
-        for position in self._positions:
-            leaves[position] = rest.pop(0)
+        for position, tensor in zip(self._positions, rest, strict=True):
+            leaves[position] = tensor
+        self._input_masks.put_on(rest)
         args, kwargs = tf.nest.pack_sequence_as(self._form, leaves)
         scope = _Scope([*gathered.values(), *self._state], collect_losses=True)
         before = dict(scope.state_mapping)
@@ -197,6 +212,8 @@ class _Call:
         returned = [leaf for leaf in flat if _is_returned(leaf)]
         if not self._has_run:
             self._has_run = True
+            self._input_masks.take_off(rest)
+            self.masks = [mask_of(leaf) for leaf in returned]
             self.structure = outputs
             self.outputs = [_RETURNED if _is_returned(leaf) else leaf for leaf in flat]
             self.losses = list(scope.losses)
