@@ -52,7 +52,7 @@ TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
 # process a second and a hundred megabytes; so this one has no TensorFlow.
 JAX_VENV = $(VENV)-jax
 JAX_PY = $(JAX_VENV)/bin/python
-JAX_TESTS = tests/adapters/unidist_jax $(wildcard tests/plugins/*/_jax tests/parallel/test_jax_*.py) tests/examples/jax
+JAX_TESTS = tests/adapters/unidist_jax tests/random_models/test_random_jax.py $(wildcard tests/plugins/*/_jax tests/parallel/test_jax_*.py) tests/examples/jax
 # An environment with the libraries that train through a plugin of theirs, and with those of scripts of the field: the
 # extras of setup.cfg, and the tests that need them. Elsewhere those tests are skipped.
 INTEGRATIONS = lightning transformers field ray spark tensorboard mlflow wandb notebook kubernetes

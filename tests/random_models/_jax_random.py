@@ -246,7 +246,12 @@ _OPTIMIZERS: dict[str, tuple[Callable[..., Any], float, dict[str, Any], tuple[tu
 
 
 def _is_sensible(program: Program) -> bool:
-    return not (program.uneven and any("pipeline" in job.items for job in program.jobs))
+    if program.way == "loop":  # which computes its loss from whole parameters
+        return not any(item.startswith(_DIVIDES) for job in program.jobs for item in job.strategy.split(","))
+    return not program.uneven  # `TrainStep` takes ranks as equal
+
+
+_DIVIDES = ("pipeline", "tensor", "zero=3")
 
 
 VOCABULARY = Vocabulary(
@@ -259,8 +264,10 @@ VOCABULARY = Vocabulary(
     ways=("step", "loop"),
     items=(
         ("accumulate=2", "accumulate=3"),
-        ("zero=1", "zero=1:whole=true", "zero=1:bucket_mb=0.0002", "zero=2", "zero=2:bucket_mb=0.0002"),
-        ("zero=3", "zero=3:whole=true", "zero=3:bucket_mb=0.0002"),
+        (
+            *("zero=1", "zero=1:whole=true", "zero=1:bucket_mb=0.0002", "zero=2", "zero=2:bucket_mb=0.0002"),
+            *("zero=3", "zero=3:whole=true", "zero=3:bucket_mb=0.0002"),
+        ),
         (
             "tensor=2:plan=last=column",
             "tensor=2:plan=first=column+last=row",

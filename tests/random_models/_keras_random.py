@@ -55,7 +55,8 @@ class Own(L.Layer):  # type: ignore[misc,name-defined]
 
     def __init__(self, width: int, **options: Any) -> None:
         super().__init__(**options)
-        self.norm, self.up, self.down = L.LayerNormalization(), L.Dense(2 * width, "gelu"), L.Dense(width)
+        self.norm = L.LayerNormalization(name="norm")
+        self.up, self.down = L.Dense(2 * width, "gelu", name="up"), L.Dense(width, name="down")
 
     def build(self, shape: Any) -> None:
         """Make the variables."""
@@ -202,9 +203,12 @@ _LOSSES: dict[str, Callable[[], Any]] = {
 
 
 def _is_sensible(program: Program) -> bool:
-    # Keras' own Adam squares the gradient of each occurrence of a word (docs/zero.md); `fit` takes ranks as equal.
+    # Keras' own Adam squares the gradient of each occurrence of a word (docs/zero.md), and all but a loop of the
+    # script's own take ranks as equal.
+    # Each `fit` ends with the moving averages in place of the weights.
+    averages = program.way == "fit" and ("use_ema", True) in program.options
     linear = program.optimizer in ("sgd", "momentum") and not program.options
-    return (linear or not program.words) and not (program.way == "fit" and program.uneven)
+    return (linear or not program.words) and not averages and not (program.way != "loop" and program.uneven)
 
 
 VOCABULARY = Vocabulary(
@@ -228,7 +232,7 @@ VOCABULARY = Vocabulary(
         ("activations=recompute",),
         ("clip_norm=0.3", "clip_norm=0.3:p=inf"),
         ("clip_value=0.01",),
-        ("parameter_server=sync",),
+        ("data", "data:bucket_mb=0.0002", "parameter_server=sync"),
     ),
     engines=("shm", "tcp"),
     sensible=_is_sensible,

@@ -140,6 +140,9 @@ def _differences(found: Sequence[Trained], losses: Sequence[float], expected: Tr
     covered = {name: np.zeros(value.shape, bool) for name, value in wanted.items()}
     errors = {"losses": _error(np.array(losses), np.array(expected.losses))}
     for piece in (piece for each in found for piece in each.pieces):
+        if piece.name not in wanted:
+            errors[piece.name] = np.inf
+            continue
         whole = wanted[piece.name]
         place = np.ix_(*piece.indices) if piece.indices else ...
         errors[piece.name] = max(errors.get(piece.name, 0.0), _error(piece.value, whole[place]))
@@ -289,3 +292,14 @@ def table(framework: str, results: Results) -> str:
     for defect in results.defects:
         lines += ["", f"{defect.outcome.kind}: {defect.outcome.text}", f"  {defect.smallest!r}"]
     return "\n".join(lines)
+
+
+def check_many(framework: str, vocabulary: Vocabulary, *, count: int = 300, seed: int = 2) -> None:
+    """Raise AssertionError, with the smallest failing programs, unless many programs have no defect."""
+    pools = pools_for(framework)
+    try:
+        results = explore(lambda program: judge(pools, program), vocabulary, count=count, seed=seed)
+    finally:
+        pools.close()
+    print(table(framework, results))
+    assert not results.defects, table(framework, results)

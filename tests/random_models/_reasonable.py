@@ -22,7 +22,15 @@ REASONABLE = {
     "an operation without a rule for divided sequences": r"context: .* has no rule for a divided sequence",
     "an autograd.Function with context": r"context: .* is an autograd.Function",
     "several backward passes before a step, and accumulate": r"accumulate=N counts one backward pass per step",
-    "no layer that can be cut": r"no layer of \w+ can be cut automatically",
+    "experts in a pipeline of Keras": r"with Keras a pipeline cannot divide a model with experts",
+    "no attention that can get some of the tokens": r"no attention of \w+ can get some of the tokens",
+    "sequence=true and a layer that is not cut": r"sequence=true cuts the tokens of .* is not cut: what follows it",
+    "sequence=true and a decoder": r"sequence=true does not cut '.*': a decoder's blocks",
+    "sequence=true and a mean over tokens": r"sequence=true: when the tokens of .* are cut over the ranks",
+    "clipping by the script with a store of parameters": r"the gradients were to be clipped, but in a synchronous step",
+    "no layer that can be cut": r"no layer of (\w+ can|this model was found that could) be cut",
+    "tensor and pipeline, with JAX": r"tensor and pipeline do not go together with JAX",
+    "clipping by Keras of a divided model": r"sees this rank's part of a divided model only",
     "an optimizer that looks at whole tensors": r"looks at a parameter's whole tensor, and .* is cut over ranks",
 }
 """By the reason, a pattern of the texts."""
