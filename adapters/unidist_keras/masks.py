@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+__all__ = ["InputMasks", "mask_of", "set_mask"]
+
 _MASK = "_keras_mask"
 
 

@@ -28,6 +28,7 @@ REASONABLE = {
     "sequence=true and a decoder": r"sequence=true does not cut '.*': a decoder's blocks",
     "sequence=true and a mean over tokens": r"sequence=true: when the tokens of .* are cut over the ranks",
     "clipping by the script with a store of parameters": r"the gradients were to be clipped, but in a synchronous step",
+    "shards of parameters in another memory order": r"sharded in the order of its memory, which is not",
     "no layer that can be cut": r"no layer of (\w+ can|this model was found that could) be cut",
     "tensor and pipeline, with JAX": r"tensor and pipeline do not go together with JAX",
     "clipping by Keras of a divided model": r"sees this rank's part of a divided model only",

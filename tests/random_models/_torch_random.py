@@ -424,15 +424,27 @@ _LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def _is_sensible(program: Program) -> bool:
-    lines = [job.strategy for job in program.jobs]
-    # Statistics of a pipeline are those of each micro-batch (docs/pipeline.md).
-    counts = any(block.kind == "sync_batch_norm" for block in program.blocks) and any("pipeline" in x for x in lines)
-    # It says that the optimizer treats each element by itself.
-    cuts = program.optimizer == "adafactor" and any("whole=false" in line for line in lines)
-    # A window of several passes is clipped once, which is what the strategy is for.
-    clips = program.way == "loop: clip_grad_norm_" and program.passes > 1
-    return not (counts or cuts or clips)
+    """Return False for programs whose numbers need not be those of one process."""
+    names = {name for job in program.jobs for name in job.items}
+    runs_twice = program.way in ("loop: two backward passes", "loop: no_sync")
+    return not (
+        # Statistics are those of each micro-batch (docs/pipeline.md), and move with each pass.
+        (any(block.kind == "sync_batch_norm" for block in program.blocks) and ("pipeline" in names or runs_twice))
+        # It says that the optimizer treats each element by itself.
+        or (program.optimizer == "adafactor" and any("whole=false" in job.strategy for job in program.jobs))
+        # PyTorch's load_state_dict makes a float64 of its float32.
+        or (program.optimizer == "nadam" and len(program.jobs) > 1)
+        # A window of several passes is clipped once, which is what the strategy is for.
+        or (program.way in _CLIPS and program.passes > 1)
+        # Micro-batches of fewer samples are fewer (docs/experts.md).
+        or ({"pipeline", "expert"} <= names and program.uneven)
+        # It counts one pass for each step.
+        or (runs_twice and program.passes > 1)
+    )
 
+
+_CLIPS = {"loop: clip_grad_norm_": (("clip_norm", "0.3"),)}
+"""What a loop of the script's own clips."""
 
 VOCABULARY = Vocabulary(
     framework="torch",
@@ -535,10 +547,6 @@ def alone(program: Program, *, pieces: int) -> Generator[float, None, Pieces]:
                 yield float(loss_fn(model(inputs), targets))
             model.train()
     return [Piece(name, None, value.detach().numpy().copy()) for name, value in model.named_parameters()]
-
-
-_CLIPS = {"loop: clip_grad_norm_": (("clip_norm", "0.3"),)}
-"""What a loop of the script's own clips."""
 
 
 def on_rank(program: Program, number: int, folder: str) -> Generator[float, None, Pieces]:
