@@ -7,7 +7,6 @@ that it binds. Adapters and plugins may import the modules listed here.
 """
 
 __all__ = [
-    "arguments", "backup", "callbacks", "checkpoint", "elastic_fit", "elementwise", "masks", "metrics", "mixin", "seeds",
-    "unsharded_data",
-    "unsharded_data",
+    "arguments", "backup", "callbacks", "checkpoint", "elastic_fit", "elementwise", "masks", "metrics", "mixin",
+    "seeds", "unsharded_data",
 ]  # fmt: skip

@@ -62,7 +62,8 @@ def find_rows(model: nn.Module, roles: Mapping[str, Role]) -> list[Row]:
     chosen = [path for path, role in roles.items() if role is Role.SEQUENCE and path in modules]
     if not chosen:
         cut = [path for path, role in roles.items() if role in _CUTS]
-        chosen = list(dict.fromkeys(block for path in cut if (block := _block_of(path, modules))))
+        words = [path for path, role in roles.items() if role is Role.VOCABULARY]
+        chosen = list(dict.fromkeys(block for path in cut if (block := _block_of(path, modules, words))))
     if not chosen:
         raise ConfigurationError(
             "tensor: sequence=true needs blocks one after the other in a list (nn.Sequential, nn.ModuleList) with cut "
@@ -133,15 +134,17 @@ def _is_inside(path: str, owners: Collection[str]) -> bool:
     return any(path == owner or path.startswith(f"{owner}.") for owner in owners)
 
 
-def _block_of(path: str, modules: Mapping[str, nn.Module]) -> str:
+def _block_of(path: str, modules: Mapping[str, nn.Module], words: Iterable[str]) -> str:
     """Return the block that a layer is in: the outermost list member that repeats there, else the outermost one.
 
-    "" if there is none.
+    "" if there is none. One with a vocabulary in it (`words`) does not take and return activations.
     """
     parts = path.split(".")
     found = []
     for end in range(1, len(parts)):
         owner, block = modules.get(".".join(parts[: end - 1])), modules.get(".".join(parts[:end]))
+        if any(word.startswith(".".join(parts[:end]) + ".") for word in words):
+            continue
         if isinstance(owner, nn.Sequential | nn.ModuleList) and block is not None and any(block.children()):
             repeats = sum(type(each) is type(block) for each in owner) > 1
             found.append((not repeats, end))

@@ -1,4 +1,4 @@
-"""Errors of a model whose own code meets activations of which each rank has some tokens."""
+"""Blocks between which activations are cut along the sequence, and errors of code that meets some of the tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import pytest
 pytest.importorskip("torch", reason="the layers are of torch")
 
 import torch
+from torch import nn
 
 from unidist.errors import UsageError
-from unidist_tensor_parallel._torch.layers.sequence import Row, _explain
+from unidist_tensor_parallel._torch.layers.sequence import Row, _explain, find_rows
+from unidist_tensor_parallel.layout.roles import Role
 
 
 class Skip(torch.nn.Module):
@@ -36,3 +38,16 @@ def test_other_errors_stay_as_they_are() -> None:
     model.register_forward_hook(_explain([Row(["blocks.0"], -2)]), always_call=True)
     with pytest.raises(UsageError, match=r"^of ours$"):
         model(torch.ones(1))
+
+
+def test_a_member_with_the_vocabulary_in_it_is_no_block() -> None:
+    def block() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    model = nn.Sequential(
+        nn.Sequential(nn.Embedding(6, 4), nn.Sequential(block(), block())),
+        nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6)),
+    )
+    pairs = {f"0.1.{number}.{layer}": role for number in "01" for layer, role in (("0", Role.COLUMN), ("2", Role.ROW))}
+    [row] = find_rows(model, {"0.0": Role.VOCABULARY, "1.1": Role.VOCABULARY, **pairs})
+    assert list(row.paths) == ["0.1.0", "0.1.1"]
