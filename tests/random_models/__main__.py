@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
 
 import _model_programs  # noqa: E402 - from the folder above
-from _random_runs import Outcome, explore, judge, pools_for, table  # noqa: E402 - likewise
+from _random_runs import Outcome, Results, explore, judge, pools_for, table  # noqa: E402 - likewise
 
 
 def main() -> int:
@@ -38,16 +38,21 @@ def main() -> int:
         if arguments.verbose or outcome.kind.is_defect:
             print(outcome.kind, outcome.reason, outcome.text[-1500:], repr(program), sep=" | ", flush=True)
 
-    pools = pools_for(arguments.framework)
-    results = explore(
-        lambda program: judge(pools, program),
-        importlib.import_module(f"_{arguments.framework}_random").VOCABULARY,
-        count=arguments.programs,
-        seed=arguments.seed,
-        shrinks=not arguments.no_shrinking,
-        tell=tell,
-    )
-    pools.close()
+    pools, results = pools_for(arguments.framework), Results()
+    try:
+        explore(
+            lambda program: judge(pools, program),
+            importlib.import_module(f"_{arguments.framework}_random").VOCABULARY,
+            count=arguments.programs,
+            seed=arguments.seed,
+            shrinks=not arguments.no_shrinking,
+            tell=tell,
+            results=results,
+        )
+    except KeyboardInterrupt:
+        print("interrupted; so far:")
+    finally:
+        pools.close()
     print(table(arguments.framework, results))
     return int(bool(results.defects))
 

@@ -6,7 +6,7 @@ import functools
 import re
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -180,8 +180,8 @@ class Defect:
 class Results:
     """The outcomes of programs, by kind and reason, and the defects among them."""
 
-    counts: dict[tuple[Kind, str], int]
-    defects: list[Defect]
+    counts: dict[tuple[Kind, str], int] = field(default_factory=dict)
+    defects: list[Defect] = field(default_factory=list)
 
 
 def explore(
@@ -192,6 +192,7 @@ def explore(
     seed: int,
     shrinks: bool = True,
     tell: Callable[[Program, Outcome], None] = lambda program, outcome: None,
+    results: Results | None = None,
 ) -> Results:
     """Run random programs; hypothesis shrinks each failing one that no earlier failure explains.
 
@@ -202,8 +203,9 @@ def explore(
         seed: other programs with each.
         shrinks: let hypothesis look for smaller ones.
         tell: called with each program that counts.
+        results: to add to, which somebody reads who interrupts this; default: new ones.
     """
-    results = Results({}, [])
+    results = Results() if results is None else results
     judge = functools.cache(judge)
     seen = set[Program]()  # hypothesis begins each search with the same simple programs
 
