@@ -15,6 +15,7 @@ from unidist.buffer import Buffer, DType
 from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.compression import build_compressor
+from unidist.gradients.interface import NOTICE_BYTES
 from unidist.gradients.options import ExchangeOptions
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing import RecordingCommunicator, ThreadCommunicator, ThreadWorld
@@ -64,7 +65,7 @@ def test_signs_travel_with_one_magnitude(manager: PluginManager) -> None:
 
     # The mean magnitude of 1.5 and 3.5, halved as the scale says, times the sums of the signs.
     with ThreadWorld(2) as world:
-        assert world.run(main) == [([16, 4, 2], [0.0, -2.5])] * 2
+        assert world.run(main) == [([16, 4, 1 + NOTICE_BYTES], [0.0, -2.5])] * 2
 
 
 def test_a_wrong_option_is_refused_before_anything_starts(manager: PluginManager) -> None:

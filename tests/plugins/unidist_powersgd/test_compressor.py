@@ -15,6 +15,7 @@ from unidist.errors import ConfigurationError
 from unidist.gradients.allreduce import AllReduceExchange
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.compression import build_compressor
+from unidist.gradients.interface import NOTICE_BYTES
 from unidist.gradients.options import ExchangeOptions
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing import RecordingCommunicator, ThreadWorld
@@ -128,7 +129,7 @@ def test_few_bytes_travel_after_the_warmup() -> None:
             sizes.append(sum(record.nbytes for record in recorder.records[before:]))
         return sizes
 
-    plain, compressed = (1200 + 40) * 8 + 3, (40 + 30 + 40) * 8 + 3
+    plain, compressed = (1200 + 40) * 8 + 2 + NOTICE_BYTES, (40 + 30 + 40) * 8 + 2 + NOTICE_BYTES
     with ThreadWorld(2) as world:
         assert world.run(main) == [[plain, plain, compressed, compressed]] * 2
 
@@ -163,7 +164,7 @@ def test_what_is_not_worth_it_travels_as_it_is() -> None:
         return sorted(record.nbytes for record in recorder.records)
 
     with ThreadWorld(2) as world:
-        assert world.run(main) == [[3, 16 * 4, 64 * 64 * 2]] * 2
+        assert world.run(main) == [[2 + NOTICE_BYTES, 16 * 4, 64 * 64 * 2]] * 2
 
 
 def test_gradients_outside_of_host_memory_are_refused() -> None:
