@@ -146,7 +146,9 @@ class ReplicaCheck(ChecksBeforeSave):
         return [(name, holders[name]) for name in differing]
 
 
-def replica_check(runtime: Context, plan: Plan, pieces: Pieces, *, warns: bool = False) -> ReplicaCheck | None:
+def replica_check(
+    runtime: Context, plan: Plan, pieces: Pieces, *, warns: bool = False, in_generations: bool = False
+) -> ReplicaCheck | None:
     """Return the comparison of the parameters that several ranks hold; None if there is none to be made.
 
     Args:
@@ -154,11 +156,12 @@ def replica_check(runtime: Context, plan: Plan, pieces: Pieces, *, warns: bool =
         plan: of the run.
         pieces: see `Pieces`.
         warns: see `ReplicaCheck`.
+        in_generations: in an elastic job, too, whose updates are followed by the same object in each generation.
     """
     verify = runtime.settings.verify
     may_differ = not all(strategy.keeps_replicas for strategy in plan.strategies)
     is_alone = runtime.topology.world_size == 1 and not runtime.is_elastic  # there others join
-    if not verify.first or may_differ or is_alone:
+    if not verify.first or may_differ or is_alone or (runtime.is_elastic and not in_generations):
         return None
 
     divided = bool(plan.model_axes) or any(strategy.changes_model for strategy in plan.strategies)

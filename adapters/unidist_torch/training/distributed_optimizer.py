@@ -112,7 +112,9 @@ def bind_model(
     leave_uncompiled("unidist", "unidist_torch")
     if any(strategy.changes_model for strategy in plan.strategies):
         forget_compiled()
-    given, model = model, uncompiled(model)  # strategies change the module that `torch.compile` has wrapped
+    given = model
+    if not any("sequence" in item.axis_divides and item.axis_size != 1 for item in plan.strategies):
+        model = uncompiled(model)  # strategies change what `torch.compile` has wrapped; `context` refuses the wrapper
     if divided:
         _refuse_closure(optimizer, plan)
     if divided and divide is None:
@@ -134,7 +136,8 @@ def bind_model(
     update.position.compare()
     add_no_sync(model, optimizer)
     refuse_wrapping(model)
-    if (replicas := replica_check(runtime, plan, lambda: pieces_of(model))) is not None:
+    replicas = replica_check(runtime, plan, lambda: pieces_of(model), in_generations=True)
+    if replicas is not None:
         update.follow(replicas)
     if outputs is not None:
         attach(outputs, model, runs_steps=plan.find(RunsSteps) is not None)
@@ -231,7 +234,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     bound = bind(optimizer, update, names=names)
     bound._unidist.is_horovods = True
     if options.process_set is None:
-        check = replica_check(runtime, runtime.plan, lambda: trained_pieces(bound._unidist.names), warns=True)
+        check = replica_check(
+            runtime, runtime.plan, lambda: trained_pieces(bound._unidist.names), warns=True, in_generations=True
+        )
         if check is not None:
             update.follow(check)
     return bound
