@@ -55,6 +55,11 @@ class GroupExchange(LocalExchange):
     def is_local(self) -> bool:
         return self.update.step >= self._after
 
+    @property
+    def shares_notice(self) -> bool:  # type: ignore[override]  # it changes with time
+        """See `GradientExchange`: until the ranks begin to train alone."""
+        return not self.is_local
+
     @override
     def finish(self, *, scale: float | None = None, notice: bytes = NO_NOTICE) -> RoundResult:
         own = super().finish(scale=scale, notice=notice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,13 +14,20 @@ from unidist.errors import UnidistError
 STEPS = 6
 
 
-def ends(strategy: str, skip: str) -> tuple[str, str]:
-    """Train, on rank 1 with something left out; return the kind and the text of the error."""
+@contextmanager
+def _training(strategy: str) -> Iterator[tuple[Any, Any]]:
     ud.init()
     try:
         torch.manual_seed(0)
         model: Any = torch.nn.Linear(4, 2)
-        model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+        yield ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+    finally:
+        ud.shutdown()
+
+
+def ends(strategy: str, skip: str) -> tuple[str, str]:
+    """Train, on rank 1 with something left out; return the kind and the text of the error."""
+    with _training(strategy) as (model, optimizer):
         try:
             for step, x in enumerate(_batches()):
                 if skip != "batch":
@@ -33,8 +41,6 @@ def ends(strategy: str, skip: str) -> tuple[str, str]:
         except UnidistError as error:
             return type(error).__name__, str(error)
         return "", ""
-    finally:
-        ud.shutdown()
 
 
 def _batches() -> Iterator[torch.Tensor]:
@@ -46,11 +52,7 @@ def _batches() -> Iterator[torch.Tensor]:
 
 def uneven(strategy: str) -> tuple[str, str]:
     """Train with two batches less on rank 1, and without `join`."""
-    ud.init()
-    try:
-        torch.manual_seed(0)
-        model: Any = torch.nn.Linear(4, 2)
-        model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy)
+    with _training(strategy) as (model, optimizer):
         try:
             for _ in range(STEPS - 2 * ud.rank()):
                 model(torch.ones(2, 4)).square().mean().backward()
@@ -59,5 +61,3 @@ def uneven(strategy: str) -> tuple[str, str]:
         except UnidistError as error:
             return type(error).__name__, str(error)
         return "", ""
-    finally:
-        ud.shutdown()

@@ -38,9 +38,10 @@ def test_numbers_and_checkpoints_are_those_of_one_process(rank_pool: RankPoolFac
     losses = first[0] if strategy == "tensor=2" else [(a + b) / 2 for a, b in zip(first[0], second[0], strict=True)]
     torch.testing.assert_close(losses, wanted, rtol=1e-12, atol=1e-12)
     values = [value.tolist() for value in alone.state_dict().values()]
-    torch.testing.assert_close(
-        [torch.tensor(x) for x in first[1]], [torch.tensor(x) for x in values], rtol=1e-6, atol=1e-6
-    )
+    for found, expected in zip(first[1], values, strict=True):
+        torch.testing.assert_close(
+            *(torch.tensor(each, dtype=torch.float64) for each in (found, expected)), rtol=1e-12, atol=1e-12
+        )
     zero, tensor, core = first[2]
     assert core, "the compiler traces our code, which takes it minutes"
     assert zero or "zero" not in strategy

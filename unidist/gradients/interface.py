@@ -14,7 +14,7 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator
 from unidist.gradients.buckets import ParameterInfo
 
-NOTICE_BYTES = 14
+NOTICE_BYTES = 15
 """What a binding tells the other ranks with each round, see `GradientExchange.finish`."""
 NO_NOTICE = bytes(NOTICE_BYTES)
 
@@ -78,6 +78,8 @@ class GradientExchange(ABC):
         adds_passes: `end_pass` may be called between any two backward passes before `finish`. A binding then asks
             `was_ready` before it writes a gradient, and ends the pass in which it was.
         has_other_memory: `switch_memory` may be called.
+        shares_notice: the ranks learn each other's notices in the next round; False: this rank's comes back. The same
+            on every rank.
     """
 
     parameters: tuple[ParameterInfo, ...]
@@ -88,6 +90,7 @@ class GradientExchange(ABC):
     reduces_each_pass: bool = False
     adds_passes: bool = False
     has_other_memory: bool = False
+    shares_notice: bool = True
 
     @property
     def is_local(self) -> bool:

@@ -53,6 +53,8 @@ class LocalExchange(GradientExchange):
             self._places |= {slot.parameter: memory.slice(slot.offset, slot.count) for slot in layout.slots}
         self._written: set[int] = set()
 
+    shares_notice = False
+
     @property
     @override
     def is_local(self) -> bool:

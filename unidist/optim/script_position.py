@@ -6,13 +6,13 @@ Gradients meet by their order, so after a `continue` on one rank each step avera
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from unidist.errors import MismatchError
 from unidist.gradients.interface import NOTICE_BYTES
 from unidist.negotiation import gather_objects
+from unidist.waits.script_line import script_line
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -91,14 +91,19 @@ class ScriptPosition:
 
     def __init__(self, runtime: RuntimeAPI) -> None:
         self._runtime = runtime
-        self._is_compared = False
+        self._communicator: Communicator | None = None
         self._batches = runtime.owned(DrawnBatches)
         self._resets = 0
         self._total: int | None = None  # at the last exchange; None: there was none, and ranks may have begun otherwise
 
-    def compare(self) -> None:
-        """Compare from now on. Not in an elastic job, where each step is a transaction, and ranks come late."""
-        self._is_compared = not self._runtime.is_elastic
+    def compare(self, communicator: Communicator) -> None:
+        """Compare from now on. Not in an elastic job, where each step is a transaction, and ranks come late.
+
+        Args:
+            communicator: over the ranks that exchange.
+        """
+        if not self._runtime.is_elastic:
+            self._communicator = communicator
 
     def reset(self) -> None:
         """Note a call of `zero_grad`."""
@@ -112,31 +117,30 @@ class ScriptPosition:
             passes: backward passes that it is made of.
         """
         place = None
-        if self._is_compared and self._total is not None:
+        if self._communicator is not None and self._total is not None:
             place = Place(update, self._resets, self._batches.total - self._total, passes, self._batches.latest)
         self._total = self._batches.total
         self._resets = 0
         return place
 
-    def check(self, place: Place | None, largest: bytes, communicator: Callable[[], Communicator]) -> None:
+    def check(self, place: Place | None, largest: bytes) -> None:
         """Raise MismatchError on all ranks if their places differ. Collective if they do.
 
         Args:
             place: of this rank; None: it has joined, or is not compared.
             largest: of each byte of the ranks' notices, the largest one.
-            communicator: returns one over the ranks that exchanged. Collective.
         """
+        communicator = self._communicator
+        if communicator is None:
+            return
         differing = _differing(largest)
         # A loader that one rank alone looks into, or that begins again elsewhere, is no step that was left out.
         if not {"update", "resets"} & differing and not {"unused", "batch"} <= differing:
             return
-        from unidist.waits.script_line import script_line
-
         line = script_line(threading.get_ident())
-        over = communicator()
-        places = gather_objects(over, None if place is None else (place.described(), line))
+        places = gather_objects(communicator, None if place is None else (place.described(), line))
         lines = [
-            f"  rank {over.members[index]}: {told[0]}" + (f", at {told[1]}" if told[1] else "")
+            f"  rank {communicator.members[index]}: {told[0]}" + (f", at {told[1]}" if told[1] else "")
             for index, told in enumerate(places)
             if told is not None
         ]

@@ -230,6 +230,11 @@ class Update:
         return bool(self.exchanges) and all(exchange.is_local for exchange in self.exchanges)
 
     @property
+    def shares_notice(self) -> bool:
+        """Whether the ranks learn each other's flags at the next exchange. The same on every rank."""
+        return all(exchange.shares_notice for exchange in self.exchanges)
+
+    @property
     def overflowed(self) -> bool:
         """Whether a reduced gradient was not finite: no rank steps, and the binding skips the inner step."""
         return self._factors.overflowed
@@ -360,7 +365,7 @@ class Update:
         """Complete the exchange. Collective over the data axis.
 
         Args:
-            flags: two bytes; every rank learns the largest of all ranks' for each of them.
+            flags: `NUM_FLAGS` bytes; every rank learns the largest of all ranks' for each of them.
             scale: factor for the sums; default: `self.scale`.
             first_parameter: skip the exchanges of the parameters before this one, which are complete already.
             is_joined: this rank has joined, and takes part in an update of the others.
@@ -373,7 +378,7 @@ class Update:
         """
         self.context.recorder.end("backward")
         self._begin_round()
-        is_first, is_local = first_parameter == 0, self.is_local
+        is_first, is_shared = first_parameter == 0, self.shares_notice
         place = self.position.place(self.step + 1, self.window.num_passes) if is_first and not is_joined else None
         with self._reporting_failure():
             present, largest = self._series.finish(
@@ -382,8 +387,8 @@ class Update:
                 first_parameter=first_parameter,
             )
         self.window.finish_round()
-        if is_first and not is_local:
-            self.position.check(place, largest, lambda: self.communicator)
+        if is_first and is_shared:
+            self.position.check(place, largest)
         self.context.recorder.begin("step")
         return present, largest[:NUM_FLAGS]
 

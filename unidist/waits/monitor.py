@@ -93,7 +93,7 @@ class Monitor:
         self._reported: list[dict[str, Any]] = []
         self._left: dict[int, Mapping[str, Any]] = {}  # ranks that ended and took the board with them
         self._has_failed = False  # an operation ended with a lost peer: what this rank waits in says nothing any more
-        self._ended: set[int] | None = None  # the answer to the question which of the lost ranks have ended
+        self._ended: set[int] = set()  # the answer to the question which of the lost ranks have ended
         self._answered = threading.Event()
         self._idle_since: float | None = None
         self._cpu = (0.0, 0.0)
@@ -124,8 +124,7 @@ class Monitor:
             return DeadlockError(self._text)
         members = call.group.members
         lost = [members[rank] for rank in error.ranks if rank < len(members)] or members
-        ended = [] if isinstance(error, StalledError) else self._which_have_ended(lost)
-        if not ended:
+        if isinstance(error, StalledError) or not self._leaves_for_good or not (ended := self._which_have_ended(lost)):
             return error
         line = script_line(threading.get_ident())
         where = f" at {line}" if line else ""
@@ -135,13 +134,14 @@ class Monitor:
             ranks=error.ranks,
         )
 
-    def _which_have_ended(self, ranks: Sequence[int]) -> list[int]:
+    def _which_have_ended(self, lost: Sequence[int]) -> list[int]:
         """Return the ones of lost ranks whose scripts have ended, as the board knows."""
-        if (connection := self._connection) is not None and not self._left.keys() >= set(ranks):
+        ranks = set(lost) - {self._rank}
+        if (connection := self._connection) is not None and not self._left.keys() >= ranks:
             self._answered.clear()
             self._send(connection, {"type": "lost?", "rank": self._rank, "ranks": list(ranks)})
             self._answered.wait(_GRACE_SEC)
-        return sorted(set(ranks) & ((self._ended or set()) | self._left.keys()))
+        return sorted(ranks & (self._ended | self._left.keys()))
 
     @property
     def reports(self) -> bool:
@@ -260,7 +260,7 @@ class Monitor:
             self._left[int(message["rank"])] = message["groups"]
             self._answered.set()
         elif message["type"] == "ended":
-            self._ended = {*(self._ended or ()), *message["ranks"]}
+            self._ended.update(message["ranks"])
             self._answered.set()
         elif message["type"] == "deadlock":
             self._end(message["text"])

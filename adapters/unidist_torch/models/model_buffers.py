@@ -22,7 +22,7 @@ __all__ = ["BufferRule", "ModelBuffers", "check_buffer_rule"]
 
 BufferRule = Literal["mean", "rank0", "own"]
 """What the buffers of a model are after each update: the mean of the ranks' (rank 0's of those that are not of floating
-point), rank 0's, or each rank's own."""
+point), rank 0's, or each rank's own. Where rank 0 has joined, it is the first rank that has not."""
 
 _UNCHANGED, _CHANGED, _OTHERS_CHANGED = range(3)
 
@@ -43,7 +43,7 @@ class ModelBuffers:
         model: of this rank, as the strategies have divided it.
         rule: "mean" or "rank0".
         over: returns a communicator over the ranks that hold the same part of the model, for a kind of memory
-            ("host", "cuda"). Collective.
+            ("host", "cuda"). Collective over all ranks when first called for one.
     """
 
     def __init__(self, model: torch.nn.Module, rule: BufferRule, over: Callable[[str], Communicator]) -> None:
@@ -53,10 +53,18 @@ class ModelBuffers:
         self._over = over
         self._seen = {name: _Seen(buffer) for name, buffer in self._present().items()}
         self._exchanged: list[str] = []  # the same on all ranks
+        self._kinds = sorted({"host", *(_memory(each) for each in (*model.parameters(), *model.buffers()))})
+        self._connect()
 
     def rebind(self) -> None:
         """Begin again with other ranks, which may have joined with nothing agreed on."""
         self._exchanged = []
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the communicators while all ranks do: of a divided model some may have no buffer that changes."""
+        for kind in self._kinds:
+            self._over(kind)
 
     def notice(self) -> int:
         """Return what the ranks have to know of each other at an update: 0, unless buffers have changed.
@@ -71,11 +79,12 @@ class ModelBuffers:
             return _UNCHANGED
         return _CHANGED if changed <= set(self._exchanged) else _OTHERS_CHANGED
 
-    def exchange(self, notice: int, *, is_joined: bool = False) -> None:
+    def exchange(self, notice: int, *, root: int = 0, is_joined: bool = False) -> None:
         """Exchange the buffers that have changed on any rank. Collective.
 
         Args:
             notice: the largest of the ranks' notices.
+            root: the first rank that has not joined.
             is_joined: this rank has joined: its buffers have no part in a mean.
 
         Raises:
@@ -86,17 +95,17 @@ class ModelBuffers:
         if notice == _OTHERS_CHANGED:
             self._agree()
         present = self._present()
-        groups: dict[tuple[str, torch.dtype], list[torch.Tensor]] = {}
+        groups: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
         for name in self._exchanged:
             buffer = present[name]
-            groups.setdefault((memory_kind(buffer), buffer.dtype), []).append(buffer)
+            groups.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         with torch.no_grad():
-            for (memory, dtype), buffers in groups.items():
-                over = self._over(memory.partition(":")[0])
+            for (_, dtype), buffers in groups.items():
+                over = self._over(_memory(buffers[0]))
                 if self._averages and dtype.is_floating_point:
                     _average(buffers, over, weight=0.0 if is_joined else 1.0)
                 else:
-                    _broadcast(buffers, over)
+                    _broadcast(buffers, over, root=root)
         self._seen = {name: _Seen(buffer) for name, buffer in self._present().items()}
 
     def _changed(self) -> set[str]:
@@ -158,6 +167,10 @@ class _Seen:
         return self._buffer() is buffer and self._version == _version(buffer)
 
 
+def _memory(tensor: torch.Tensor) -> str:
+    return memory_kind(tensor).partition(":")[0]
+
+
 def _version(buffer: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     changes = 0 if buffer.is_inference() else buffer._version  # which is not counted in inference mode
     return changes, tuple(buffer.shape)
@@ -174,9 +187,9 @@ def _average(buffers: Sequence[torch.Tensor], over: Communicator, *, weight: flo
     _give(buffers, flat[1:] / flat[0])
 
 
-def _broadcast(buffers: Sequence[torch.Tensor], over: Communicator) -> None:
+def _broadcast(buffers: Sequence[torch.Tensor], over: Communicator, *, root: int) -> None:
     flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
-    over.broadcast(buffer_of(flat), root=0).wait()
+    over.broadcast(buffer_of(flat), root=root).wait()
     _give(buffers, flat)
 
 

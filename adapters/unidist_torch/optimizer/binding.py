@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
 
 
+_LAST_RANK = 254
+"""The last one whose number fits into a flag."""
+
+
 class Binding:
     """The state of one bound optimizer.
 
@@ -136,10 +140,10 @@ class Binding:
             return
         self.gradients.close()
         self._synchronized = self._is_concluded = False
-        if self._buffers is not None:
-            self._buffers.rebind()
         self._update.rebind(context)
         self._begin()
+        if self._buffers is not None:
+            self._buffers.rebind()
 
     # The optimizer's methods
 
@@ -421,6 +425,12 @@ class Binding:
         self._announcements.announce_end_of_extra_pass()
         self._update.end_extra_pass()
 
+    def _priority(self) -> int:
+        """Return what the first of the ranks that have not joined has most of."""
+        update = self._update
+        rank = 0 if self._buffers is None else update.context.axis_rank(update.options.gradient_axis)
+        return _LAST_RANK + 1 - min(rank, _LAST_RANK)
+
     def _complete_window(self) -> None:
         """Complete the exchange, if backward did not, and conclude it. Collective."""
         if not self._update.window.finished:
@@ -435,7 +445,8 @@ class Binding:
     def _complete(self, *, scale: float | None, is_joined: bool = False) -> None:
         gradients = self.gradients
         gradients.add_hooks()
-        changed, buffers_changed = self._finish_from(0, scale, is_joined)
+        is_shared = self._update.shares_notice
+        changed, buffers_changed, first = self._finish_from(0, scale, is_joined)
         if changed:  # on some rank something is trained that was not agreed on
             gradients.changed = False
             known = len(gradients.parameters)
@@ -446,8 +457,8 @@ class Binding:
         self._sparse.make_sparse(gradients.parameters)
         gradients.exchanged()
         gradients.mark_parts()
-        if self._buffers is not None and not self._update.is_local:
-            self._buffers.exchange(buffers_changed, is_joined=is_joined)
+        if self._buffers is not None and is_shared:
+            self._buffers.exchange(buffers_changed, root=_LAST_RANK + 1 - first, is_joined=is_joined)
         self._is_concluded = False
 
     def _conclude(self) -> None:
@@ -479,7 +490,10 @@ class Binding:
         self.gradients.take_unhooked(first)
         buffers = 0 if self._buffers is None or is_joined else self._buffers.notice()
         present, flags = self._update.finish(
-            flags=bytes((self.gradients.changed, buffers)), scale=scale, first_parameter=first, is_joined=is_joined
+            flags=bytes((self.gradients.changed, buffers, 0 if is_joined else self._priority())),
+            scale=scale,
+            first_parameter=first,
+            is_joined=is_joined,
         )
         dense = self._sparse.as_dense
         self._inner.take(

@@ -133,7 +133,7 @@ def bind_model(
     bind(optimizer, update, names=names, cut=cut)._unidist.keep_buffers(model, buffers)
     for item in plan.strategies:
         item.attach(model, update, framework)
-    update.position.compare()
+    update.position.compare(update.communicator)  # made while all ranks make it
     add_no_sync(model, optimizer)
     refuse_wrapping(model)
     replicas = replica_check(runtime, plan, lambda: pieces_of(model), in_generations=True)

@@ -21,16 +21,16 @@ class Rank:
         runtime: Any = SimpleNamespace(is_elastic=is_elastic, owned=lambda kind: self.batches)
         self.communicator = communicator
         self.position = ScriptPosition(runtime)
-        self.position.compare()
+        self.position.compare(communicator)
         self.update = 0
 
     def exchange(self, *, passes: int = 1, is_joined: bool = False) -> None:
         """Do what an update does at its exchange."""
         place = None if is_joined else self.position.place(self.update + 1, passes)
-        everyone = bytearray(notice_of(bytes(2), place))
+        everyone = bytearray(notice_of(bytes(3), place))
         buffer = Buffer.of(everyone)
         self.communicator.allreduce(buffer, buffer, op=ReduceOp.MAX).wait()
-        self.position.check(place, bytes(everyone), lambda: self.communicator)
+        self.position.check(place, bytes(everyone))
         self.update += 1
 
 

@@ -100,7 +100,7 @@ def test_a_plain_pass_is_exchanged_as_it_comes_and_applied() -> None:
         update.gradient_ready(index)
     assert update.window.in_round
     assert update.begin_step()
-    assert update.finish() == ([True, True], bytes(2))
+    assert update.finish() == ([True, True], bytes(3))
     update.applied()
     assert exchange.calls == [("ready", 1), ("ready", 0), ("finish", None, 0)]
     assert (context.steps, update.step, update.window.in_round) == ([1], 1, False)
@@ -148,14 +148,14 @@ def test_parameters_added_later_are_numbered_on_and_have_an_exchange_of_their_ow
     assert exchanges[1].calls == [("ready", 0)]
     assert update.buffer(2) is exchanges[1].buffer(0)
     assert [item.name for item in update.parameters] == ["a", "b", "c"]
-    assert update.finish(first_parameter=2) == ([True], bytes(2))
+    assert update.finish(first_parameter=2) == ([True], bytes(3))
     assert exchanges[0].calls == []
 
 
 def test_the_largest_notice_of_all_exchanges_is_returned() -> None:
     update, _, _ = make()
     update.add_parameters([ParameterInfo("c", (1,), DType.FLOAT64)])
-    assert update.finish(flags=bytes((3, 1)))[1] == bytes((3, 1))
+    assert update.finish(flags=bytes((3, 1, 0)))[1] == bytes((3, 1, 0))
 
 
 def test_a_lost_peer_is_reported_and_raised() -> None:

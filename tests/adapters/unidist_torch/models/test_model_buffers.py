@@ -41,7 +41,7 @@ def exchanged(*changes: Change, rule: BufferRule = "mean", size: int = 3, joined
             told.bytes()[0] = own = 0 if communicator.rank == joined else buffers.notice()
             communicator.allreduce(told, told, op=ReduceOp.MAX).wait()
             model.told = [*getattr(model, "told", ()), own]
-            buffers.exchange(told.bytes()[0], is_joined=communicator.rank == joined)
+            buffers.exchange(told.bytes()[0], root=int(joined == 0), is_joined=communicator.rank == joined)
         return model
 
     with ThreadWorld(size) as world:
@@ -94,6 +94,15 @@ def test_a_rank_that_has_joined_has_no_part_in_a_mean_and_gets_it() -> None:
 
     for model in exchanged(change, change, joined=2):
         assert model.codes[0, 0].item() == 0.5
+
+
+def test_counters_are_those_of_the_first_rank_that_has_not_joined() -> None:
+    def count(model: Model, rank: int) -> None:
+        if rank:
+            train(model, rank)
+
+    for model in exchanged(count, count, joined=0):
+        assert model.norm.num_batches_tracked.item() == 2
 
 
 def test_buffers_of_other_shapes_are_an_error_on_all_ranks() -> None:
