@@ -48,8 +48,8 @@ def differentiable_once(what: str) -> Callable[[Callable[..., Any]], Callable[..
             def gradients(*given: tf.Tensor) -> Any:
                 return backward(*given[: len(given) - len(tensors)]), refuse
 
-            # The tensors too, though backward has them already: the gradient depends on them. That of a tensor in which
-            # rows were looked up is rows, which no function with a gradient of its own takes.
+            # Pass the tensors too, though backward has them already: the gradient depends on them. An embedding lookup
+            # gives IndexedSlices, which tf.custom_gradient does not accept.
             return outputs, lambda *upstream: gradients(*map(_dense, upstream), *tensors)
 
         def refuse(*_: Any) -> Any:

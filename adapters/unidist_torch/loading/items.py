@@ -75,9 +75,9 @@ class DatasetItems(Items):
 class SamplerItems(Items):
     """The items that a sampler, or a batch sampler, draws. It draws the same on every rank, and when it is asked again.
 
-    While it draws, the global generators have seeds of the epoch. So do those of its own attribute `generator`: that
-    which they were made with, plus the epoch. The samplers within it, too, and `set_epoch` is called where there is
-    one.
+    While it draws, the global generators are seeded with `seed` plus the epoch. A generator that the sampler, or one
+    within it, has as its attribute `generator` is seeded with its initial seed plus the epoch. `set_epoch` is called
+    on samplers that have it.
 
     Args:
         sampler: the user's.

@@ -172,7 +172,7 @@ def _check_sampler(shards: Shards, *samplers: object) -> None:
     if isinstance(shards, torch.utils.data.Sampler) and not any(each is shards for each in samplers):
         found = next((type(each).__name__ for each in samplers if each is not None), "no sampler")
         raise UsageError(
-            f"a loader of ud.shard() is made again with {found} in place of its own (rank "
+            f"a loader of ud.shard() was rebuilt with {found} instead of the sampler that shards the data (rank "
             f"{context.current().topology.rank}): each rank would get a part of its part. With Lightning, give fit the "
             "plain DataLoader, or say Trainer(use_distributed_sampler=False)"
         )

@@ -1,4 +1,4 @@
-"""Random generators in states of their own, for code that has to draw the same on every rank."""
+"""Separate states of the global random generators, for code that must draw the same on every rank."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def gather_samples(tensor: torch.Tensor) -> torch.Tensor:
 
     For losses over pairs of samples (CLIP, SimCLR), memory banks and metrics. With the average of the ranks' gradients
     (`distribute`, `TrainStep`) training matches one process whose loss is the mean of the ranks' losses. A rank may
-    compute the loss of the whole batch, or the loss of its own rows against all rows. (`allgather` differs: it also
+    compute the loss of the whole batch, or the loss of its local rows against all rows. (`allgather` differs: it also
     gathers from ranks that train on the same samples, and its gradient is Horovod's.)
 
     Collective over the ranks that have different samples, and so is its backward pass.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -37,3 +37,26 @@ def as_rank(rank: int, size: int) -> Iterator[None]:
 def samples(batches: Iterable[Any]) -> list[list[Any]]:
     """Return the batches as lists."""
     return [batch.tolist() for batch in batches]
+
+
+def flat(batches: list[Any]) -> list[Any]:
+    """Return the samples of batches; one that is no list is a sample."""
+    return [sample for batch in batches for sample in (batch if isinstance(batch, list) else [batch])]
+
+
+def continued(make: Callable[[], Any]) -> list[Any]:
+    """Read two steps on each of three ranks, and the rest of the epoch on two; return the sorted items."""
+    seen, states = [], []
+    for rank in range(3):
+        with as_rank(rank, 3):
+            sharded = make()
+            read = iter(sharded)
+            seen += [next(read).tolist() for _ in range(2)]
+            states.append(sharded.state_dict())
+    assert states[0] == states[1] == states[2]
+    for rank in range(2):
+        with as_rank(rank, 2):
+            sharded = make()
+            sharded.load_state_dict(states[0])
+            seen += samples(sharded)
+    return sorted(flat(seen))

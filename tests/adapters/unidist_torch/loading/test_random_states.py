@@ -1,4 +1,4 @@
-"""Random generators in states of their own."""
+"""Separate states of the global random generators."""
 
 from __future__ import annotations
 

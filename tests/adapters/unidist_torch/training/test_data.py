@@ -160,7 +160,7 @@ def test_a_loader_that_is_made_again_with_another_sampler_is_an_error(options: d
         given = {"order": made.order} if hasattr(made, "order") else {}
         sampler = DistributedSampler(made.dataset, 2, 1)
         with pytest.raises(
-            UsageError, match=r"with DistributedSampler in place of its own \(rank 1\).*use_distributed"
+            UsageError, match=r"with DistributedSampler instead of the sampler .*\(rank 1\).*use_distributed"
         ):
             type(made)(shards=made.shards, dataset=made.dataset, batch_size=2, sampler=sampler, **given)
 
