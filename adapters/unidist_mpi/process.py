@@ -22,6 +22,7 @@ from mpi4py import MPI
 from unidist.errors import ConfigurationError
 from unidist.runtime import context
 from unidist.topology import Topology
+from unidist.waits import has_raised
 
 NAME_BYTES = 8
 _HEADER = struct.Struct(f"!Bq{NAME_BYTES}s")  # kind, value, name of the communicator
@@ -169,8 +170,7 @@ class MpiProcess:
         if not self.can_communicate:
             return
         context.shutdown()
-        failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
-        if failed or not self._all_come():
+        if has_raised() or not self._all_come():
             sys.stdout.flush()
             sys.stderr.flush()
             MPI.COMM_WORLD.Abort(1)

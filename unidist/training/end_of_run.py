@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from unidist.waits import has_raised
+
 if TYPE_CHECKING:
     from unidist.optim.accumulation import Window
     from unidist.runtime_api import RuntimeAPI
@@ -37,7 +39,7 @@ class EndOfRun:
 
     def close(self) -> None:
         """Warn of what is wrong. A script that has failed has said why."""
-        failed = getattr(sys, "last_value", None) is not None or sys.exc_info()[1] is not None
+        failed = has_raised() or sys.exc_info()[1] is not None
         for problem in self._problems if self._warns and not failed else ():
             if found := problem():
                 _log.warning("%s", found)

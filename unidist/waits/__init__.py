@@ -15,10 +15,17 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.waits.calls import calling
     from unidist.waits.monitor import Monitor, waits_natively
+    from unidist.waits.script_line import has_raised
     from unidist.waits.watched import watch, watch_names
 
-__all__ = ["Monitor", "calling", "waits_natively", "watch", "watch_names"]
+__all__ = ["Monitor", "calling", "has_raised", "waits_natively", "watch", "watch_names"]
 
 __getattr__ = lazy_names(
-    __name__, {"calls": "calling", "monitor": "Monitor waits_natively", "watched": "watch watch_names"}
+    __name__,
+    {
+        "calls": "calling",
+        "monitor": "Monitor waits_natively",
+        "script_line": "has_raised",
+        "watched": "watch watch_names",
+    },
 )

@@ -8,8 +8,8 @@ When a rank is lost, nothing is judged any more: the others' operations fail, ea
 form another generation, which has a board of its own.
 
 Messages of a rank: "blocked" (its calls), "running", "answer", "left" (its script has ended), "failed" (an operation
-has ended with a lost peer, or its generation ends), "lost?" (which of these ranks have ended?). To a rank: "ask",
-"deadlock", "left", "ended".
+has ended with a lost peer, the script has raised an exception, or its generation ends), "lost?" (which of these ranks
+have ended?). To a rank: "ask", "deadlock", "left", "ended".
 """
 
 from __future__ import annotations

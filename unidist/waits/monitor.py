@@ -24,7 +24,7 @@ from unidist.rendezvous import Rendezvous
 from unidist.waits.board import Board, blocked_calls, has_entered, state_of_left
 from unidist.waits.calls import Call, Group, Stack, stacks
 from unidist.waits.detection import UNEVEN_BATCHES, Activity, RankState, find_deadlock
-from unidist.waits.script_line import innermost, library_line, script_line
+from unidist.waits.script_line import has_raised, innermost, library_line, script_line
 
 __all__ = ["Monitor", "waits_natively"]
 
@@ -122,6 +122,8 @@ class Monitor:
             self._found.wait(2 * _GRACE_SEC)  # a peer may have had the report, and aborted, before this rank got it
         if self._text:
             return DeadlockError(self._text)
+        if UNEVEN_BATCHES in str(error):  # of the operation that this one consists of
+            return error
         members = call.group.members
         lost = [members[rank] for rank in error.ranks if rank < len(members)] or members
         if isinstance(error, StalledError) or not self._leaves_for_good or not (ended := self._which_have_ended(lost)):
@@ -193,7 +195,8 @@ class Monitor:
             if self._closed:
                 return
             self._closed = True
-            kind = "left" if self._leaves_for_good and not self._has_failed else "failed"
+            is_done = self._leaves_for_good and not self._has_failed and not has_raised()
+            kind = "left" if is_done else "failed"
             message = {"type": kind, "rank": self._rank, "groups": self._counts()}
             with contextlib.suppress(ConnectionLost, OSError):
                 if self._connection is not None:

@@ -1,4 +1,4 @@
-"""The line of the user's script at which a thread is, for messages."""
+"""Where a thread is in the user's script, and whether the script has failed; for messages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import sys
 import sysconfig
 from types import FrameType
 
-__all__ = ["innermost", "library_line", "script_line"]
+__all__ = ["has_raised", "innermost", "library_line", "script_line"]
 
 _LIBRARIES = tuple(
     os.path.join(path, "") for path in {sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")}
 )
+
+
+def has_raised() -> bool:
+    """Return whether the script has ended with an exception that nothing caught. False in an interactive session."""
+    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
 
 
 def script_line(thread: int) -> str:

@@ -29,7 +29,8 @@ def run(tmp_path: Path) -> Any:
     environment = Path(sys.prefix).name
 
     def call(**lists: list[str] | str) -> tuple[int, dict[str, Any]]:
-        env = {**os.environ, "PYTHONPATH": str(HELPERS), "TEST_REPORT": str(tmp_path / "report")}
+        outer = {name: value for name, value in os.environ.items() if not name.startswith("TEST_")}
+        env = {**outer, "PYTHONPATH": str(HELPERS), "TEST_REPORT": str(tmp_path / "report")}
         for name, lines in lists.items():
             path = tmp_path / name
             text = "\n".join(lines).replace("HERE", environment) if isinstance(lines, list) else lines

@@ -175,6 +175,7 @@ def test_an_error_is_shown_once_without_the_frames_of_unidist(command: Command) 
     done = command.run("launch", "-np", "3", "--full-tracebacks", script, "own")
     assert "negotiator.py" in done.stderr
     assert "PeerLostError: " in done.stderr
+    assert "ud.join()" not in done.stderr  # a rank that raises has not just ended
 
 
 def test_a_rank_that_logs_a_traceback_and_goes_on_is_heard(command: Command) -> None:
