@@ -409,6 +409,7 @@ class Job:
         shows_stdout: standard output of the ranks is shown; otherwise observers and `output_dir` alone get it.
         timestamps: each line of the ranks is shown with the time.
         full_tracebacks: show tracebacks of all ranks with all frames, not only the first failure's without unidist's.
+        drops_unread_output: lines that nobody reads from the launcher's output are dropped; otherwise ranks wait.
         hosts: on which ranks run, in the order in which they are filled; empty: this host.
         remote_shell: runs commands on other hosts.
         network_interfaces: each host uses the first of these that it has to communicate with the others; empty: the
@@ -433,6 +434,7 @@ class Job:
     shows_stdout: bool = True
     timestamps: bool = False
     full_tracebacks: bool = False
+    drops_unread_output: bool = False
     hosts: tuple[Host, ...] = ()
     remote_shell: RemoteShell = field(default_factory=RemoteShell)
     network_interfaces: tuple[str, ...] = ()

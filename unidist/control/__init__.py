@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from unidist.control.rendezvous import ControlRendezvous
     from unidist.control.server import ControlServer
     from unidist.control.service import Action, Drop, Publish, Send, Service
+    from unidist.control.standstill import Standstill
     from unidist.control.wire import MAX_FRAME_BYTES, Message, Wire, WireError
 
 __all__ = [
     "Action", "Address", "BEATS_PER_LIMIT", "Channel", "ChannelListener", "ChannelLost", "Connection",
     "ConnectionClosed", "ConnectionLost", "ControlRendezvous", "ControlServer", "Coordinator", "Drop", "HostJoined",
     "HostLost", "HostMessage", "KeyValueService", "KeyValues", "MAX_FRAME_BYTES", "Message", "Publish", "Send",
-    "Service", "Wire", "WireError", "WithKeyValues", "connect", "format_address", "job_values", "refusal",
+    "Service", "Standstill", "Wire", "WireError", "WithKeyValues", "connect", "format_address", "job_values",
+    "refusal",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -46,6 +48,7 @@ __getattr__ = lazy_names(
         "rendezvous": "ControlRendezvous",
         "server": "ControlServer",
         "service": "Action Drop Publish Send Service",
+        "standstill": "Standstill",
         "wire": "MAX_FRAME_BYTES Message Wire WireError",
     },
 )

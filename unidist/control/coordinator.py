@@ -150,6 +150,11 @@ class Coordinator(Service):
         self._refused.discard(peer)
 
     @override
+    def stood_still(self, seconds: float, now: float) -> None:
+        for agent in self._agents.values():
+            agent.heard = min(now, agent.heard + seconds)
+
+    @override
     def tick(self, now: float) -> Iterator[Action]:
         for peer, agent in list(self._agents.items()):
             silent = now - agent.heard

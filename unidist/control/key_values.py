@@ -104,6 +104,10 @@ class WithKeyValues(Service):
         return service.lost(peer, reason, now)
 
     @override
+    def stood_still(self, seconds: float, now: float) -> None:
+        self._service.stood_still(seconds, now)
+
+    @override
     def tick(self, now: float) -> Iterable[Action]:
         return self._service.tick(now)
 

@@ -19,6 +19,7 @@ from typing import Self, TypeVar
 
 from unidist.control.connection import Connection, ConnectionClosed, ConnectionLost, format_address
 from unidist.control.service import Action, Drop, Publish, Send, Service
+from unidist.control.standstill import Standstill
 from unidist.control.wire import Message, WireError, encode
 
 _log = logging.getLogger("unidist.control")
@@ -158,8 +159,13 @@ class ControlServer:
 
     def _run(self) -> None:
         next_tick = 0.0
+        standstill = Standstill()
         while not self._closing:
-            for key, events in self._selector.select(_TICK_SEC):
+            ready = self._selector.select(_TICK_SEC)
+            now = time.monotonic()
+            if seconds := standstill.turn(now):
+                self._service.stood_still(seconds, now)
+            for key, events in ready:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif key.fileobj == self._wake_read:

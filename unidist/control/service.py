@@ -53,6 +53,12 @@ class Service(ABC):
     def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
         """A peer that had sent a message closed the connection, or cannot be reached."""
 
+    def stood_still(self, seconds: float, now: float) -> None:  # noqa: B027 - most services measure no silence
+        """The server itself did nothing for so long, which ends now: what was not heard meanwhile proves nothing.
+
+        Called before `received` and `tick` have their turn again.
+        """
+
     @abstractmethod
     def tick(self, now: float) -> Iterable[Action]:
         """Time has passed; called several times a second."""

@@ -38,3 +38,8 @@ def own_address() -> str:
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is one of the host itself, which no other host reaches."""
+    return host.startswith("127.") or host in ("::1", "localhost")

@@ -18,6 +18,7 @@ from functools import partial
 
 from unidist.control.connection import Address, Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
+from unidist.control.standstill import Standstill
 from unidist.control.wire import WireError
 
 _LOOK_SEC = 0.05
@@ -80,6 +81,7 @@ class PeerLinks:
         self._accepted: dict[Connection, float] = {}
         self._peers: dict[int, _Peer] = {}
         self._look_at = 0.0
+        self._standstill = Standstill()
 
     def listen(self, address: str) -> int:
         """Listen at an address of this host, instead of at the one before; returns the port.
@@ -111,6 +113,9 @@ class PeerLinks:
     def turn(self) -> None:
         """Connect, send beats, and tell of what has changed; several times per beat. Costs nothing in between."""
         now = time.monotonic()
+        if seconds := self._standstill.turn(now):
+            for peer in self._peers.values():
+                peer.heard = min(now, peer.heard + seconds)
         if now < self._look_at:
             return
         self._look_at = now + min(_LOOK_SEC, self._beat_sec / 2)

@@ -17,8 +17,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
+from unidist.control.standstill import Standstill
 from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
+from unidist.jobs.network import is_loopback
 from unidist.jobs.processes import HostShare, LocalProcesses, free_ports, watch_exit
 from unidist.jobs.side_processes import SideProcesses
 from unidist.launcher import SideProcess
@@ -66,6 +68,9 @@ class AgentRanks:
         self._address = address
         self._heartbeat_sec = order.heartbeat_sec
         self._heard = self._beat = self._reported = time.monotonic()
+        self._standstill = Standstill()
+        # On its own host a launcher that is silent was stopped, or is slow; one that has died closes the connection.
+        self._silence_sec = float("inf") if is_loopback(server) else order.heartbeat_sec
         self._processes: LocalProcesses | None = None
         self._places: tuple[Topology, ...] = ()
         self._ended: set[int] = set()
@@ -138,13 +143,14 @@ class AgentRanks:
             self._selector.modify(self._connection, wanted, self._receive)
         self._look()
         now = time.monotonic()
+        self._heard = min(now, self._heard + self._standstill.turn(now))
         if now - self._beat >= self._heartbeat_sec / BEATS_PER_LIMIT:
             self._beat = now
             self._send({"type": "beat"})
         if now - self._reported >= _REPORTS_SEC:
             self._reported = now
             self._send_reports()
-        if now - self._heard > self._heartbeat_sec:
+        if now - self._heard > self._silence_sec:
             raise ConnectionLost(f"nothing was heard of the launcher for {now - self._heard:.1f} seconds")
 
     def _send_reports(self) -> None:

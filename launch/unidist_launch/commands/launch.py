@@ -181,6 +181,7 @@ def run_job(
         quiet=options["quiet"],
         timestamps=options["prefix_output_with_timestamp"],
         full_tracebacks=options["full_tracebacks"],
+        drops_unread_output=options["drop_unread_output"],
         hosts=hosts if elastic is None else given,
         remote_shell=_remote_shell(options),
         network_interfaces=job_environment.network_interfaces(options),

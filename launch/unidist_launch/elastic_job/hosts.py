@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from unidist.control.wire import Message
+from unidist.jobs.network import is_loopback
 from unidist.launcher import Host
 from unidist_launch.agent.order import AgentOrder
 from unidist_launch.remote.hosts import AgentProcess, AgentStarter, end_all
@@ -182,11 +183,11 @@ class ElasticHosts:
         """Return the address at which the others reach a host; the launcher's own is known by what they reached."""
         assert host.facts is not None
         address = str(host.facts["address"])
-        if not _is_loopback(address):
+        if not is_loopback(address):
             return address
         if self._outside is None:
             reached = (str(each.facts["launcher"]) for each in self.by_name.values() if each.facts is not None)
-            self._outside = next((each for each in reached if not _is_loopback(each)), "")
+            self._outside = next((each for each in reached if not is_loopback(each)), "")
         return self._outside or address
 
     def reap(self) -> None:
@@ -223,7 +224,3 @@ class ElasticHosts:
             assert agent.process is not None
             assert agent.process.stdout is not None
             self._selector.unregister(agent.process.stdout)
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"

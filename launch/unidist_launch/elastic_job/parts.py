@@ -96,14 +96,10 @@ class ElasticParts:
             host_of=lambda seat: self.host_names.get(seat, "?"),
         )
         self.output = stack.enter_context(
-            Output(
-                max(self.limits.max_num, job.num_proc),
-                output_dir=job.output_dir,
-                quiet=job.quiet,
-                shows_stdout=job.shows_stdout,
-                timestamps=job.timestamps,
-                full_tracebacks=job.full_tracebacks,
+            Output.of_job(
+                job,
                 give_up=lambda: self.ending.is_overdue,
+                num_ranks=max(self.limits.max_num, job.num_proc),
                 append=self.kept is not None and self.kept.found is not None,
             )
         )

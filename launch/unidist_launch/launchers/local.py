@@ -90,17 +90,7 @@ class _Run:
             outlives_ranks=job.outlives_ranks,
         )
         self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._output = stack.enter_context(
-            Output(
-                job.num_proc,
-                output_dir=job.output_dir,
-                quiet=job.quiet,
-                shows_stdout=job.shows_stdout,
-                timestamps=job.timestamps,
-                full_tracebacks=job.full_tracebacks,
-                give_up=lambda: self._ending.is_overdue,
-            )
-        )
+        self._output = stack.enter_context(Output.of_job(job, give_up=lambda: self._ending.is_overdue))
         self._events = FixedJobEvents(job, self._output, self._signal_rank, stack)
         self._reports_at = 0.0
         self._secret = secrets.token_bytes(32)

@@ -260,6 +260,12 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         _OUTPUT,
+        "--drop-unread-output",
+        is_flag=True,
+        help="Drop lines while nobody reads the output, instead of waiting.",
+    ),
+    _option(
+        _OUTPUT,
         "--log-level",
         type=click.Choice([*LOG_LEVELS], case_sensitive=False),
         metavar="LEVEL",

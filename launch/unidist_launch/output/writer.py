@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from unidist.errors import ConfigurationError
+from unidist.launcher import Job
 from unidist_launch.output.lines import Folder, LineSplitter, Stream
 from unidist_launch.output.screen import Screen
 from unidist_launch.output.tracebacks import HeldTracebacks
@@ -39,6 +40,7 @@ class Output:
         give_up: see `Screen`.
         append: add to the files that are there, as another launcher has begun them.
         full_tracebacks: show tracebacks of all ranks, at once, with all of their frames.
+        drop_unread: see `Screen`.
 
     Raises:
         ConfigurationError: the files cannot be made.
@@ -55,13 +57,14 @@ class Output:
         give_up: Callable[[], bool],
         append: bool = False,
         full_tracebacks: bool = False,
+        drop_unread: bool = False,
     ) -> None:
         self._num_ranks = num_ranks
         self._quiet = quiet
         self._shows_stdout = shows_stdout
         self._held = None if full_tracebacks else HeldTracebacks()
         self._blamed: int | None = None
-        self._screen = Screen(timestamps=timestamps, give_up=give_up)
+        self._screen = Screen(timestamps=timestamps, give_up=give_up, drop_unread=drop_unread)
         self._folder = Folder(num_ranks)
         self._splitters = {(rank, stream): LineSplitter() for rank in range(num_ranks) for stream in Stream}
         self._tails: list[deque[bytes]] = [deque(maxlen=_TAIL_LINES) for _ in range(num_ranks)]
@@ -75,6 +78,31 @@ class Output:
         self._listeners: list[Callable[[int, Stream, list[bytes]], None]] = []
         self.failures = self._screen.failures
         """Our own streams that can no longer be written to, and why."""
+
+    @classmethod
+    def of_job(cls, job: Job, *, give_up: Callable[[], bool], num_ranks: int = 0, append: bool = False) -> Self:
+        """Return the output of a job, with what it says about showing and keeping it.
+
+        Args:
+            job: whose ranks print.
+            give_up: see `Screen`.
+            num_ranks: that may print; default: as many as the job has.
+            append: add to the files that are there.
+
+        Raises:
+            ConfigurationError: the files cannot be made.
+        """
+        return cls(
+            num_ranks or job.num_proc,
+            output_dir=job.output_dir,
+            quiet=job.quiet,
+            shows_stdout=job.shows_stdout,
+            timestamps=job.timestamps,
+            full_tracebacks=job.full_tracebacks,
+            drop_unread=job.drops_unread_output,
+            give_up=give_up,
+            append=append,
+        )
 
     def make_room(self, num_ranks: int) -> None:
         """Take the output of so many ranks from now on, if that is more than before.
@@ -177,6 +205,7 @@ class Output:
         self._emit(flush=True)
         self._screen.live("")
         self._screen.flush()
+        self._screen.close()
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from unidist.control.service import Service
 from unidist.control.wire import Message
 from unidist.errors import ConfigurationError
 from unidist.jobs import tf_config
-from unidist.jobs.network import interface_address
+from unidist.jobs.network import interface_address, is_loopback
 from unidist.jobs.processes import describe_exit
 from unidist.launcher import Host, Job, SideProcess
 from unidist.topology import Topology
@@ -107,17 +107,7 @@ class RemoteRun:
             host_of=lambda rank: self._name(self._host_of[rank]),
             outlives_ranks=job.outlives_ranks,
         )
-        self._output = stack.enter_context(
-            Output(
-                job.num_proc,
-                output_dir=job.output_dir,
-                quiet=job.quiet,
-                shows_stdout=job.shows_stdout,
-                timestamps=job.timestamps,
-                full_tracebacks=job.full_tracebacks,
-                give_up=lambda: self._ending.is_overdue,
-            )
-        )
+        self._output = stack.enter_context(Output.of_job(job, give_up=lambda: self._ending.is_overdue))
         self._events = FixedJobEvents(job, self._output, self._signal_rank, stack)
         self._secret = secret or secrets.token_bytes(32)
         num_agents = max(first_guest, len(hosts)) + _MAX_GUESTS if guests else len(hosts)
@@ -290,8 +280,8 @@ class RemoteRun:
         addresses = self._addresses = [str(self._facts[i]["address"]) for i in range(len(self._agents))]
         if len(addresses) > 1:
             # An agent of this very host reached the launcher over loopback; the others know it by what they reached.
-            outside = [str(f["launcher"]) for f in self._facts.values() if not _is_loopback(str(f["launcher"]))]
-            addresses = self._addresses = [outside[0] if _is_loopback(item) and outside else item for item in addresses]
+            outside = [str(f["launcher"]) for f in self._facts.values() if not is_loopback(str(f["launcher"]))]
+            addresses = self._addresses = [outside[0] if is_loopback(item) and outside else item for item in addresses]
         self._roster.assign(self._first_agents)
         cluster = self._cluster = self._tf_cluster()
         self._roster.place(self._first_agents)  # before the ranks
@@ -532,7 +522,3 @@ def _has_failed(agent: AgentProcess) -> bool:
         return False
     shared = bool(agent.starter.index_variable)
     return agent.process.poll() is not None or (shared and bool(agent_error(agent.text.decode(errors="replace"))))
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"

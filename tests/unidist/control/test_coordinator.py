@@ -56,6 +56,11 @@ class Desk:
         self.now += seconds
         self.do(self.coordinator.tick(self.now))
 
+    def stand_still(self, seconds: float) -> None:
+        self.now += seconds
+        self.coordinator.stood_still(seconds, self.now)
+        self.do(self.coordinator.tick(self.now))
+
     def lose(self, peer: int) -> None:
         self.do(self.coordinator.lost(peer, "gone", self.now))
 
@@ -211,6 +216,16 @@ def test_a_silent_agent_is_lost_after_the_heartbeat_and_its_ranks_with_it() -> N
     assert "nothing was heard" in lost[0].reason
     assert desk.dropped == [8]
     assert last(desk, 0)["ranks"] == [1]
+
+
+def test_the_silence_of_others_while_the_server_stood_still_does_not_count() -> None:
+    desk = Desk(heartbeat=5.0)
+    desk.say(7, "agent", host=0)
+    desk.pass_time(3.0)
+    desk.stand_still(60.0)
+    assert not [event for event in desk.events if isinstance(event, HostLost)]
+    desk.pass_time(3.0)
+    assert [event.host for event in desk.events if isinstance(event, HostLost)] == [0]
 
 
 def test_an_agent_of_one_rank_takes_that_rank_with_it_and_no_other_of_its_host() -> None:

@@ -202,6 +202,13 @@ class ElasticCoordinator(Coordinator):
             yield from super().lost(peer, reason, now)
 
     @override
+    def stood_still(self, seconds: float, now: float) -> None:
+        super().stood_still(seconds, now)
+        for link in self._links.values():
+            link.heard = min(now, link.heard + seconds)
+        self._stepped = min(now, self._stepped + seconds)
+
+    @override
     def tick(self, now: float) -> Iterator[Action]:
         yield from super().tick(now)
         silent = [peer for peer, link in self._links.items() if now - link.heard > self._silence]

@@ -181,6 +181,27 @@ def test_a_stopped_rank_is_found_by_its_silence_and_replaced(start: Start, comma
     assert [event["rank"] for event in job.events("hung")] == [1]
 
 
+@pytest.mark.parametrize("who", ["launcher", "everybody"])
+def test_a_job_that_is_frozen_as_a_whole_or_whose_launcher_is_goes_on(start: Start, command: Command, who: str) -> None:
+    with start("-np", "3", "--min-np", "2", steps=1_000_000, UNIDIST_HEARTBEAT_SEC="1") as job:
+        ranks = {job.pid(rank, 3) for rank in range(3)}
+        job.wait_for(r"step 10 .*")
+        launcher = psutil.Process(job.process.pid)
+        frozen = [launcher, *(launcher.children(recursive=True) if who == "everybody" else ())]
+        for process in frozen:
+            process.suspend()
+        time.sleep(4.0)
+        for process in frozen:
+            process.resume()
+        time.sleep(2.5)  # whoever would be taken for lost would be by now
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+    assert job.survivors() == ranks
+    assert len(job.events("generation")) == 1
+
+
 def test_a_rank_that_holds_pythons_lock_shows_its_stacks_and_is_replaced(start: Start) -> None:
     code = script(
         setup="import ctypes, signal",

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from rank_lines import rank_lines
 from ssh_hosts import SshHosts, why_not
@@ -255,6 +256,26 @@ def test_what_is_cut_ends_the_job_within_two_heartbeats(launch: Launch, hosts: S
             set_link(is_up=True)
         assert launcher.returncode == 1, err
         assert seconds < 2 * 1.0 + 1.0, err
+
+
+def test_a_job_whose_hosts_and_launcher_are_frozen_for_a_while_goes_on(launch: Launch, hosts: SshHosts) -> None:
+    script = """
+        open(f"ready{rank}", "w")
+        while not os.path.exists("end"): time.sleep(0.05)
+    """
+    with launch.start(script=script, env={"UNIDIST_HEARTBEAT_SEC": "1"}) as launcher:
+        launch.wait_for("ready0", "ready3")
+        here = psutil.Process(launcher.pid)
+        frozen = [here, *here.children(recursive=True), *hosts.processes("h1"), *hosts.processes("h2")]
+        for process in frozen:
+            process.suspend()
+        time.sleep(4.0)
+        for process in frozen:
+            process.resume()
+        time.sleep(2.5)  # who would be taken for lost would be by now
+        (launch.folder / "end").touch()
+        _, err = launcher.communicate(timeout=60)
+        assert launcher.returncode == 0, err
 
 
 def test_nothing_is_left_on_any_host_after_kill_9_of_the_launcher(launch: Launch) -> None:

@@ -265,6 +265,19 @@ def test_a_silent_member_is_given_up_and_may_not_come_back() -> None:
     assert desk.last(50)["type"] == "failed"
 
 
+def test_while_the_launcher_stood_still_nobody_was_silent_or_took_no_step() -> None:
+    desk = Desk(first=2, stall=30.0)
+    desk.come(0, 1)
+    desk.say(0, "beat", steps=2)
+    desk.say(1, "beat", steps=1)
+    desk.now += 100.0
+    desk.coordinator.stood_still(100.0, desk.now)
+    desk.do(desk.coordinator.tick(desk.now))
+    assert not {"hung", "lost"} & set(desk.kinds())
+    desk.pass_time(31, alive=[0, 1])
+    assert "hung" in desk.kinds()
+
+
 def test_a_member_that_takes_no_step_while_others_did_is_given_up() -> None:
     desk = Desk(first=2, stall=30.0)
     desk.come(0, 1)
