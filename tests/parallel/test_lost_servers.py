@@ -1,4 +1,4 @@
-"""Jobs whose parameter servers are killed: a replica goes on with every push; else all ranks say what is lost."""
+"""Jobs whose parameter servers are lost: a replica goes on with every push; else all ranks say what is lost."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _TRAIN = """
     def gradient(rank, step):
         return torch.randint(-1000, 1000, (64,), generator=torch.Generator().manual_seed(100 * step + rank)).double()
 
-    def kill_server(number):
+    def lose_server(number):
         for process in psutil.Process(os.getppid()).children(recursive=True):
             words = process.cmdline()
             if words[-1:] == ["unidist_parameter_server.server"] and process.environ()["UNIDIST_ROLE_INDEX"] == number:
-                process.kill()
+                process.{way}()
 
     ud.init()
     weights = torch.nn.Parameter(torch.zeros(64, dtype=torch.float64))
@@ -29,7 +29,7 @@ _TRAIN = """
     try:
         for step in range(40):
             if rank == {killer} and step == 15:
-                kill_server("{server}")
+                lose_server("{server}")
                 killed = time.monotonic()
             optimizer.zero_grad()
             (weights * gradient(rank, step)).sum().backward()
@@ -48,20 +48,21 @@ _TRAIN = """
 """
 
 
-def _train(command: Command, options: str, *, server: int) -> tuple[int, str, str]:
-    script = command.script(_TRAIN.format(killer=0, server=server))
+def _train(command: Command, options: str, *, server: int, way: str = "kill") -> tuple[int, str, str]:
+    script = command.script(_TRAIN.format(killer=0, server=server, way=way))
     line = f"parameter_server=async:scale=none:shard_size=64B:{options}"
-    done = command.run("launch", "-np", "2", "--strategy", line, script)
+    done = command.run("launch", "-np", "2", "--strategy", line, script, env={"UNIDIST_HEARTBEAT_SEC": "2"})
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("server", [0, 1])
-def test_a_replica_goes_on_and_every_push_is_applied_once(command: Command, server: int) -> None:
-    code, out, err = _train(command, "servers=2:replicas=1", server=server)
+@pytest.mark.parametrize(("server", "way"), [(0, "kill"), (1, "kill"), (1, "suspend")])
+def test_a_replica_goes_on_and_every_push_is_applied_once(command: Command, server: int, way: str) -> None:
+    code, out, err = _train(command, "servers=2:replicas=1", server=server, way=way)
     assert code == 0, err
     assert re.findall(r"exact (\d) (\w+)", out) in ([("0", "True"), ("1", "True")], [("1", "True"), ("0", "True")])
     assert f"takes over the parameters of server {server}, which is lost" in err
     assert f"ps {server}" in err, "the launcher says that it was killed"
+    assert ("nothing was heard of it" in err) == (way == "suspend")
 
 
 def test_without_a_replica_every_rank_says_what_is_lost(command: Command) -> None:

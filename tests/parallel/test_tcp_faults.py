@@ -134,13 +134,14 @@ def test_a_rank_killed_in_the_middle_of_a_message_is_named(rank_pool: Pools) -> 
             return (), ""
         world = context.init().world
         buffer = Buffer.allocate(50_000_000, DType.UINT8)
-        if child == 0:
-            work = world.send(buffer, to=0)
-            while not work.done():  # until the first bytes are away, and long before the last
-                if world._connections.transport.num_bytes_sent() > 3_000_000:  # type: ignore[attr-defined]
+        while child == 0:  # one message after the other, until it sees itself in the middle of one
+            sent = world._connections.transport.num_bytes_sent  # type: ignore[attr-defined]
+            work, before = world.send(buffer, to=0), sent()
+            while not work.done():
+                if 3_000_000 < sent() - before < 40_000_000:
                     os.kill(os.getpid(), signal.SIGKILL)
         try:
-            if world.rank == 0:
+            while world.rank == 0:
                 world.recv(buffer, source=victim).wait()
             world.barrier().wait()
         except PeerLostError as exc:

@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from unidist.control.channel_listener import ChannelListener
     from unidist.control.client import connect
     from unidist.control.connection import Address, Connection, ConnectionClosed, ConnectionLost, format_address
-    from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator, HostJoined, HostLost, HostMessage
+    from unidist.control.coordinator import (
+        BEATS_PER_LIMIT,
+        SILENCE_PER_HEARTBEAT,
+        Coordinator,
+        HostJoined,
+        HostLost,
+        HostMessage,
+    )
     from unidist.control.key_values import KeyValues, KeyValueService, WithKeyValues, job_values
     from unidist.control.meeting import refusal
     from unidist.control.rendezvous import ControlRendezvous
@@ -30,9 +37,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Action", "Address", "BEATS_PER_LIMIT", "Channel", "ChannelListener", "ChannelLost", "Connection",
     "ConnectionClosed", "ConnectionLost", "ControlRendezvous", "ControlServer", "Coordinator", "Drop", "HostJoined",
-    "HostLost", "HostMessage", "KeyValueService", "KeyValues", "MAX_FRAME_BYTES", "Message", "Publish", "Send",
-    "Service", "Standstill", "Wire", "WireError", "WithKeyValues", "connect", "format_address", "job_values",
-    "refusal",
+    "HostLost", "HostMessage", "KeyValueService", "KeyValues", "MAX_FRAME_BYTES", "Message", "Publish",
+    "SILENCE_PER_HEARTBEAT", "Send", "Service", "Standstill", "Wire", "WireError", "WithKeyValues", "connect",
+    "format_address", "job_values", "refusal",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -42,7 +49,7 @@ __getattr__ = lazy_names(
         "channel_listener": "ChannelListener",
         "client": "connect",
         "connection": "Address Connection ConnectionClosed ConnectionLost format_address",
-        "coordinator": "BEATS_PER_LIMIT Coordinator HostJoined HostLost HostMessage",
+        "coordinator": "BEATS_PER_LIMIT Coordinator HostJoined HostLost HostMessage SILENCE_PER_HEARTBEAT",
         "key_values": "KeyValues KeyValueService WithKeyValues job_values",
         "meeting": "refusal",
         "rendezvous": "ControlRendezvous",

@@ -23,6 +23,10 @@ from unidist.control.wire import Message
 BEATS_PER_LIMIT = 5
 """Number of heartbeats that each end sends within the heartbeat limit."""
 
+SILENCE_PER_HEARTBEAT = 2.0
+"""A worker, or a process beside the ranks, may be silent for so many heartbeat limits, longer than its host: Python's
+lock may be held for seconds by honest work."""
+
 
 @dataclass(frozen=True)
 class HostJoined:

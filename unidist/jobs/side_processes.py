@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from unidist.errors import ConfigurationError
 from unidist.horovod_imports import AS_HOROVOD, with_path_entry
+from unidist.jobs.liveness import Beats
 from unidist.jobs.processes import inherited_variables, parent_death_signal, sealed_secret
 from unidist.jobs.watchdog import ProcessWatchdog
 from unidist.launcher import SideProcess
@@ -54,6 +55,7 @@ _OF_TRAINING = {
 class _Started:
     process: subprocess.Popen[bytes]
     watchdog: ProcessWatchdog
+    beats: Beats
 
 
 class SideProcesses:
@@ -110,6 +112,21 @@ class SideProcesses:
         job_id = f"{self._job_id}/{wanted.role}.{number}"
         own = {ROLE_VARIABLE: wanted.role, "UNIDIST_ROLE_INDEX": str(wanted.index), "UNIDIST_JOB_ID": job_id}
         try:
+            beats = Beats()
+        except OSError as exc:
+            raise ConfigurationError(f"{wanted.name}: cannot be watched: {exc}") from exc
+        try:
+            return self._start(number, wanted, {**own, **beats.environ}, job_id, beats)
+        except BaseException:
+            beats.close()
+            raise
+        finally:
+            beats.started()
+
+    def _start(
+        self, number: int, wanted: SideProcess, own: Mapping[str, str], job_id: str, beats: Beats
+    ) -> subprocess.Popen[bytes]:
+        try:
             watchdog = ProcessWatchdog(job_id)
         except OSError as exc:
             raise ConfigurationError(f"{wanted.name}: cannot start the program that watches it: {exc}") from exc
@@ -120,7 +137,7 @@ class SideProcesses:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env={**self._env, **wanted.env, **self._own, **own},
-                pass_fds=(self._secret_fd,),
+                pass_fds=(self._secret_fd, beats.process_fd),
                 start_new_session=True,
                 preexec_fn=parent_death_signal() if self.die_with_thread else None,
             )
@@ -128,10 +145,14 @@ class SideProcesses:
             watchdog.close()
             raise ConfigurationError(f"{wanted.name}: cannot start {wanted.command[0]!r}: {exc}") from exc
         watchdog.watch(process)
-        self._started[number] = _Started(process, watchdog)
+        self._started[number] = _Started(process, watchdog, beats)
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         return process
+
+    def silences(self, now: float, standstill: float) -> dict[int, float]:
+        """Return for how many seconds nothing was heard of each process; see `Beats.silence`."""
+        return {number: started.beats.silence(now, standstill) for number, started in self._started.items()}
 
     def signal(self, number: int, chosen: Iterable[int]) -> None:
         """Send signal `number` to the process groups of these processes; those that have ended are passed over."""
@@ -152,6 +173,7 @@ class SideProcesses:
             if started.process.poll() is None:
                 os.killpg(started.process.pid, signal.SIGKILL)
         started.watchdog.close()
+        started.beats.close()
         return started.process.wait()
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_EVALUATOR": "name of the job's evaluator; set by the launcher, as is the next",
     "UNIDIST_EVALUATED_STEP": "the last checkpoint that an earlier process of it has evaluated",
     "UNIDIST_JOB_ID": "random name of the job; keeps two jobs on one host apart",
+    "UNIDIST_BEATS_FD": "inherited file descriptor on which a process beside the ranks beats",
     "UNIDIST_SECRET_FD": "inherited file descriptor that holds the job's secret",
     "UNIDIST_PROCESS_FD": "inherited file descriptor by which a rank tells the launcher its process id",
     "UNIDIST_LAUNCHER_PID": "process id of the launcher",

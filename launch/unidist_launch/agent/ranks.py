@@ -344,7 +344,7 @@ class AgentRanks:
                 values=self._server,
                 die_with_thread=True,
             )
-            self._side = SideHost(processes, self)
+            self._side = SideHost(processes, self, heartbeat_sec=self._order.heartbeat_sec)
             self._stack.callback(self._end_side)
         wanted = message["process"]
         process = SideProcess(**{**wanted, "command": tuple(wanted["command"])})

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from datetime import timedelta
 
+from unidist.control.coordinator import SILENCE_PER_HEARTBEAT
 from unidist.control.elastic.coordinator import ElasticCoordinator
 from unidist.control.elastic.host_links import HostLinks
 from unidist.control.elastic.membership import Membership, Phase
@@ -34,8 +35,6 @@ from unidist_launch.remote.ending import Ending
 _LOOPBACK = "127.0.0.1"
 _VALUES_SEC = 10.0
 _GOODBYES_SEC = 3.0
-SILENCE_PER_HEARTBEAT = 2.0
-"""A worker may be silent for longer than its host: Python's lock may be held for seconds by honest work."""
 
 
 class ElasticParts:
@@ -219,4 +218,4 @@ class ElasticParts:
         return index
 
 
-__all__ = ["SILENCE_PER_HEARTBEAT", "ElasticParts"]
+__all__ = ["ElasticParts"]

@@ -127,6 +127,7 @@ class _Run:
                     die_with_thread=True,
                 ),
                 self._roster,
+                heartbeat_sec=job.heartbeat.total_seconds(),
             )
             stack.callback(self._side.close)
             self._selector.register(self._side, selectors.EVENT_READ, self._side.read)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Protocol
 
+from unidist.control import SILENCE_PER_HEARTBEAT, Standstill
 from unidist.errors import ConfigurationError
 from unidist.jobs.processes import watch_exit
 from unidist.jobs.side_processes import SideProcesses
@@ -43,13 +45,17 @@ class SideHost:
     Args:
         processes: of this host; closed by `close`.
         listener: receives their events.
+        heartbeat_sec: of the job. A process that has begun to beat, and is silent for twice as long, is killed.
     """
 
-    def __init__(self, processes: SideProcesses, listener: SideListener) -> None:
+    def __init__(self, processes: SideProcesses, listener: SideListener, *, heartbeat_sec: float) -> None:
         self._processes = processes
         self._listener = listener
+        self._silence_sec = SILENCE_PER_HEARTBEAT * heartbeat_sec
+        self._standstill = Standstill()
         self._running: dict[int, subprocess.Popen[bytes]] = {}
         self._selector = selectors.DefaultSelector()
+        self._killed: set[int] = set()
         self._closed = False
 
     def fileno(self) -> int:
@@ -92,7 +98,14 @@ class SideHost:
             key.data()
 
     def collect(self) -> None:
-        """Look for processes that have ended."""
+        """Look for processes that have ended, and kill those that are silent for too long."""
+        now = time.monotonic()
+        for number, seconds in self._processes.silences(now, self._standstill.turn(now)).items():
+            if seconds > self._silence_sec and number not in self._killed:
+                self._killed.add(number)
+                text = f"unidist: nothing was heard of it for {seconds:.1f} seconds (stopped?): it is killed\n"
+                self._listener.side_printed(number, text.encode())
+                self._processes.signal(signal.SIGKILL, [number])
         for number, process in list(self._running.items()):
             if process.poll() is None:
                 continue

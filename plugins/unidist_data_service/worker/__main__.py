@@ -3,12 +3,13 @@
 import sys
 
 from unidist.errors import UnidistError
-from unidist.jobs import run_program
+from unidist.jobs import beat_for_launcher, run_program
 from unidist_data_service.worker.process import run_worker
 
 
 def main() -> None:
     """Work to the end of the job; exits with one line on standard error when it cannot."""
+    beat_for_launcher()
     try:
         run_worker(joins="--joins" in sys.argv[1:])
     except UnidistError as exc:

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from unidist.control import KeyValues, job_values
 from unidist.errors import UnidistError
-from unidist.jobs import run_program
+from unidist.jobs import beat_for_launcher, run_program
 from unidist.settings import job_secret
 from unidist_parameter_server.server.serving import ParameterServerProcess
 from unidist_parameter_server.wire import address_from, address_value, claim_key, failure_value, server_key
@@ -21,6 +21,7 @@ _LONGEST_WAIT = timedelta(seconds=60)
 
 def main() -> None:
     """Serve until SIGTERM; exits with 2 and one line on standard error when it cannot."""
+    beat_for_launcher()
     number = int(os.environ.get("UNIDIST_ROLE_INDEX", "0"))
     host = os.environ.get("UNIDIST_HOST_ADDRESS") or "127.0.0.1"
     values: KeyValues | None = None

@@ -99,7 +99,7 @@ _KILL = """
             found.append(batch)
             if epoch == 0 and number == 2 and rank == 0:
                 victim = served._batches.workers.links[1].name
-                os.kill(int(victim.split("process ")[1].split(" ")[0]), signal.SIGKILL)
+                os.kill(int(victim.split("process ")[1].split(" ")[0]), getattr(signal, sys.argv[1]))
     equal(found, [*plain, *plain])
     if rank == 0:
         survivor = served._batches.workers.links[0].name
@@ -141,8 +141,10 @@ def test_steps_wait_less_than_half_as_long_as_without_workers(command: Command) 
     assert waited["served"] < waited["plain"] / 2, waited
 
 
-def test_the_others_make_the_batches_of_a_worker_that_is_killed(command: Command) -> None:
-    done = command.run("launch", "-np", "2", "--data-workers", "2", command.script(_DATA + _KILL))
+@pytest.mark.parametrize("way", ["SIGKILL", "SIGSTOP"])
+def test_the_others_make_the_batches_of_a_worker_that_is_lost(command: Command, way: str) -> None:
+    script = command.script(_DATA + _KILL)
+    done = command.run(*("launch", "-np", "2", "--data-workers", "2"), script, way, env={"UNIDIST_HEARTBEAT_SEC": "2"})
     assert done.returncode == 0, done.stderr
     assert "the others make its batches" in done.stderr, done.stderr
     for rank in range(2):

@@ -74,6 +74,26 @@ def test_behind_a_cut_link_nobody_goes_on_and_the_others_do(start: Start, comman
     assert len(job.said(r"done \S+ \d+ \d+")) == 3
 
 
+def test_a_host_whose_agent_was_stopped_for_a_while_is_replaced_and_nothing_is_left_on_it(
+    start: Start, command: Command, hosts: SshHosts
+) -> None:
+    with start() as job:
+        job.wait_for(r"step 20 .*")
+        (agent,) = [each for each in hosts.processes("h2") if "unidist_launch.agent.agent" in " ".join(each.cmdline())]
+        agent.suspend()
+        at(job, "generation", 1)
+        time.sleep(8.0)
+        agent.resume()
+        at(job, "generation", 2)  # the host comes back with a new process
+        (command.folder / "stop").touch()
+        assert job.end() == 0, job.lines
+        assert command.wait_until(lambda: not hosts.processes("h2"), 20), [
+            each.cmdline() for each in hosts.processes("h2")
+        ]
+    (steps,) = job.steps()
+    assert job.totals() == {total(steps)}
+
+
 def next_step_after(job: ElasticJob, when: float) -> float:
     """Return how long after a time the first step was taken; all ranks wait in one while a host is missing."""
     return min(float(said) for (said,) in job.said(r"step \d+ \d+ \d+ (\S+)") if float(said) > when) - when
