@@ -1,10 +1,11 @@
 """The coordinator of an elastic job that another process can take over when this one has died. Pure.
 
 What it knows is of two kinds. A little is kept (`snapshot`), before anybody is told of it: which generation counts, so
-that numbers never go back; who its members are; which agents and workers may come. All else is told again by those
-who come back (`restore`). None of them had to stop: the data of training never went through here.
+that numbers never go back; who its members are; which agents have come, and which workers may. All else is told again
+by those who come back (`restore`). None of them had to stop: the data of training never went through here.
 
-An agent comes back with the workers that it has, or has seen end. A worker comes back with
+An agent comes back with the workers that it has, or has seen end; one that had not come yet when the last coordinator
+ended does not look for the next one, and is lost at once. A worker comes back with
 
     worker     its number, and
                generation   that it is in; -1: in none yet
@@ -26,7 +27,7 @@ Nothing is decided about the world until all members have come back, are known t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -67,6 +68,7 @@ class ResumableCoordinator(ElasticCoordinator):
         self._patience = patience.total_seconds()
         self._awaited: set[int] = set()
         self._awaited_hosts: set[int] = set()
+        self._absent: set[int] = set()
         self._give_up_at = 0.0
         self._seen: tuple[object, ...] = ()
 
@@ -78,6 +80,7 @@ class ResumableCoordinator(ElasticCoordinator):
             "generation": self.generation,
             "num_hosts": self._num_hosts,
             "gone": sorted(self._gone),
+            "came": sorted(self._came),
             "has_world": self._has_world,
             "was_lost": self._was_lost,
             "world_size": self._world_size,
@@ -89,7 +92,7 @@ class ResumableCoordinator(ElasticCoordinator):
         membership = self.membership
         seen = (
             *(membership.version, membership.is_finishing, membership.accepts_fewer, membership.has_begun),
-            *(self.generation, self._num_hosts, len(self._gone), self._has_world, self._was_lost),
+            *(self.generation, self._num_hosts, len(self._gone), len(self._came), self._has_world, self._was_lost),
         )
         if seen == self._seen:
             return None
@@ -114,9 +117,15 @@ class ResumableCoordinator(ElasticCoordinator):
             for worker in self.membership.workers.values()
             if worker.phase in (Phase.MEMBER, Phase.WAITING)
         }
-        self._awaited_hosts = set(range(self._num_hosts)) - self._gone
+        self._awaited_hosts = {int(host) for host in kept["came"]}
+        self._absent = set(range(self._num_hosts)) - self._awaited_hosts
         self._give_up_at = now + self._patience
         self._stepped = now
+
+    @property
+    def _came(self) -> set[int]:
+        """Agents that are there, or were with the last coordinator and may come back."""
+        return self._peer_of_host.keys() | self._awaited_hosts
 
     # Those who come back
 
@@ -161,16 +170,15 @@ class ResumableCoordinator(ElasticCoordinator):
 
     @override
     def tick(self, now: float) -> Iterator[Action]:
+        absent, self._absent = self._absent, set()  # of those that were lost before, the launcher may not know yet
+        yield from self._lose_hosts(absent, "its agent was not there when the launcher died")
         if (self._awaited or self._awaited_hosts) and now >= self._give_up_at:
             yield from self._forsake()
         yield from super().tick(now)
 
     def _forsake(self) -> Iterator[Action]:
         reason = f"it has not come back in the {self._patience:g} seconds after the launcher was started again"
-        for host in sorted(self._awaited_hosts):
-            self._gone.add(host)
-            yield Publish(HostLost(host, reason))
-            yield from self._lose_workers(host, reason)
+        yield from self._lose_hosts(self._awaited_hosts, reason)
         for number in sorted(self._awaited):
             worker = self.membership.remove(number)
             if worker is not None:
@@ -179,6 +187,12 @@ class ResumableCoordinator(ElasticCoordinator):
                     yield from self._lose(worker, reason)
         self._awaited.clear()
         self._awaited_hosts.clear()
+
+    def _lose_hosts(self, hosts: Iterable[int], reason: str) -> Iterator[Action]:
+        for host in sorted(hosts):
+            self._gone.add(host)
+            yield Publish(HostLost(host, reason))
+            yield from self._lose_workers(host, reason)
 
     def _advance(self, now: float) -> Iterator[Action]:
         self._awaited &= self.membership.workers.keys()

@@ -219,6 +219,24 @@ def test_a_host_that_does_not_come_back_is_lost_with_its_workers_and_not_let_in_
     assert desk.last(AGENT)["type"] == "failed"
 
 
+def test_a_host_that_had_not_come_yet_is_lost_at_once_and_not_let_in_later() -> None:
+    desk = ResumableDesk()
+    desk.do(desk.coordinator.expect_hosts(2))
+    desk.die()
+    desk.do(desk.coordinator.tick(desk.now))
+    assert desk.lost_hosts == [1]
+    desk.say(8, "agent", host=1)
+    assert desk.last(8)["type"] == "failed"
+
+
+def test_of_a_host_that_was_lost_before_the_next_launcher_hears_again(desk: ResumableDesk) -> None:
+    desk.lose(AGENT)
+    desk.die(agent=False)
+    desk.lost_hosts.clear()
+    desk.do(desk.coordinator.tick(desk.now))
+    assert desk.lost_hosts == [0]
+
+
 def test_who_was_given_up_before_is_refused_after(desk: ResumableDesk) -> None:
     desk.lose(1)
     desk.die()
