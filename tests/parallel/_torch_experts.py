@@ -373,6 +373,19 @@ def refusals() -> dict[str, str]:
     return found
 
 
+def with_fewer_samples_than_microbatches() -> str:
+    """Train a pipeline on four samples, and on two along one half of the ranks, in four micro-batches."""
+    with started("expert=2,pipeline=2:microbatches=4", "shm"):
+        model = nn.Sequential(make("plain"), nn.Linear(WIDTH, WIDTH).double())
+        step = ud.TrainStep(model, optimizer_of(model), nn.functional.mse_loss)
+        rows = torch.ones(4 - 2 * ud.data_rank(), WIDTH, dtype=torch.float64)
+        try:
+            step(rows, rows)
+        except UnidistError as error:
+            return f"{type(error).__name__}: {error}"
+        return "accepted"
+
+
 def evaluate_on_one_rank() -> None:
     """Let rank 0 alone evaluate a model whose experts are whole, and have capacities."""
     with started("data", "shm"):

@@ -30,6 +30,7 @@ class Case:
         precise: float64 and AdamW; else float32 and SGD, for strategies that compute in 16 bits.
         by_model: `no_sync` of the model, else of the optimizer.
         sums: gradients are added up over the ranks; the loss is that of a rank's part of the mean.
+        window: the line's accumulate=.
     """
 
     strategy: str
@@ -38,6 +39,7 @@ class Case:
     precise: bool = True
     by_model: bool = True
     sums: bool = False
+    window: int = 1
 
 
 class Block(nn.Module):
@@ -117,7 +119,9 @@ def alone(case: Case) -> dict[str, torch.Tensor]:
     for step in range(STEPS):
         for turn, (x, y) in enumerate(batches(case, step, 0, 1)):
             logits = model(x, extra=bool(step % 2) or turn > 0)
-            (nn.functional.cross_entropy(logits, y) / len(case.syncs)).backward()
+            (nn.functional.cross_entropy(logits, y) / len(case.syncs) / case.window).backward()
+        if (step + 1) % case.window:
+            continue
         if case.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), case.max_norm)
         optimizer.step()

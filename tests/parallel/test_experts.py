@@ -20,6 +20,7 @@ from _torch_experts import (
     errors_of,
     evaluate_on_one_rank,
     refusals,
+    with_fewer_samples_than_microbatches,
     with_mean_over_holders,
     without_exchange,
 )
@@ -92,6 +93,12 @@ def test_losses_of_a_rank_alone_and_a_wrong_group_are_seen(torch_pools: PartPool
 
 def test_a_rank_may_evaluate_alone_where_experts_are_whole(torch_pools: PartPools) -> None:
     torch_pools.get(2).run(evaluate_on_one_rank)
+
+
+def test_ranks_with_different_numbers_of_microbatches_are_told(torch_pools: PartPools) -> None:
+    for text in torch_pools.get(4).run(with_fewer_samples_than_microbatches):
+        assert text.startswith("DifferentInputsError: pipeline=2 and expert=2"), text
+        assert "rank 0 has 4, rank 1 has 2" in text or "rank 2 has 4, rank 3 has 2" in text, text
 
 
 def test_checkpoints_load_at_other_numbers_of_ranks(torch_pools: PartPools, tmp_path: Path) -> None:

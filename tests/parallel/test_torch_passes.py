@@ -54,6 +54,11 @@ def test_passes_are_clipped_together(rank_pool: RankPoolFactory, strategy: str) 
         check(Case(f"{strategy},clip_norm=0.1", synced, max_norm=0.1), rank_pool)
 
 
+@pytest.mark.parametrize("strategy", ["zero=2", "zero=3:shared=false"])
+def test_passes_add_up_in_a_window_of_accumulate(rank_pool: RankPoolFactory, strategy: str) -> None:
+    check(Case(f"accumulate=2,{strategy}", window=2), rank_pool)
+
+
 NARROW = (
     "data,precision=bf16",
     "data,precision=fp16:loss_scale=256,clip_norm=0.1",

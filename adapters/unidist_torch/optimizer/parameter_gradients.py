@@ -168,7 +168,7 @@ class ParameterGradients:
         if update.in_backward:
             self._before_gradient()
         if update.is_repeated(index):
-            if not (added or update.window.is_open):
+            if not (added or update.accumulation.passes > 1):
                 self._refuse_dropped(index)
             self._end_extra_pass()
         if gradient.layout is not torch.strided:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import PeerLostError, PluginError
+from unidist.mesh import SAMPLE_AXES
 from unidist.negotiation.objects import gather_objects
 from unidist_pipeline.execution.channels import Channels, DifferentInputsError
 from unidist_pipeline.execution.executor import Executor, Stage
@@ -50,6 +51,10 @@ class PipelineRank:
         }
         self.communicator = communicators[HOST]
         self.channels = Channels(communicators, framework, memory=memory)
+        mesh = context.mesh
+        self._exchanging = {  # by axis whose ranks exchange tokens in each micro-batch, of different samples
+            axis: context.new_communicator(axis) for axis in mesh.members(SAMPLE_AXES) if axis in mesh.model_axes
+        }
 
     def schedule(self, num_microbatches: int) -> Schedule:
         """Return the schedule for a number of micro-batches.
@@ -87,12 +92,35 @@ class PipelineRank:
             forward_only: no backward passes.
             renews: see `Channels.begin_run`.
             before: called when it is certain that all ranks do the same.
+
+        Raises:
+            DifferentInputsError: ranks of the pipeline have different inputs, or those of a strategy that exchanges in
+                each micro-batch (`expert`) different numbers of micro-batches. On all of these ranks.
         """
         self.channels.begin_run(description, keys, renews=renews)
+        self._check_counts(len(keys))
         if before is not None:
             before()
         executor = Executor(self.channels, stages, self._context.recorder)
         executor.run(self.schedule(len(keys)), self.rank, forward_only=forward_only)
+
+    def _check_counts(self, num_microbatches: int) -> None:
+        for axis, communicator in self._exchanging.items():
+            own, everyone = Buffer.allocate(1, DType.INT64), Buffer.allocate(communicator.size, DType.INT64)
+            own.bytes().cast("q")[0] = num_microbatches
+            communicator.allgather(own, everyone).wait()
+            counts = everyone.bytes().cast("q").tolist()
+            if len(set(counts)) > 1:
+                ranks = ", ".join(
+                    f"rank {rank} has {count}" for rank, count in zip(communicator.members, counts, strict=True)
+                )
+                wanted = self._strategy.num_microbatches
+                raise DifferentInputsError(
+                    f"pipeline={self.size} and {axis}={communicator.size}: ranks along {axis} exchange tokens in each "
+                    f"micro-batch, and would have different numbers of micro-batches: {ranks}. A batch with fewer than "
+                    f"{wanted} samples has only as many micro-batches as samples: give every rank {wanted} samples or "
+                    f"more, or lower pipeline:microbatches={wanted}"
+                )
 
     def from_last(self, values: Sequence[float]) -> list[float]:
         """Broadcast numbers from the rank of the last stage to every rank of the pipeline. Collective.
