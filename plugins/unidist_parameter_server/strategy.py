@@ -126,7 +126,8 @@ class ParameterServer(
         others = [item.name for item in plan.strategies if item.axis in divided or isinstance(item, RunsSteps)]
         if others:
             raise ConfigurationError(
-                f"{self.name} keeps whole models, which {' and '.join(map(repr, others))} divides; leave either out"
+                f"{self.name} keeps whole models, which are divided by {' and '.join(map(repr, others))}; leave "
+                "either out"
             )
         for rule in plan.all(ActsOnGradients):
             self._check_rule(rule)

@@ -76,8 +76,8 @@ class Tensor(Strategy, KeepsDivision, EstimatesMemory, PredictsStepTime):
         others = [name for name in plan.model_axes if name != AXIS]
         if others and self.size > 1 and (self.sequence or Role.SEQUENCE in roles.values()):
             raise ConfigurationError(
-                f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} divides "
-                "them. Leave sequence out, or the other strategy"
+                f"tensor: sequence=true needs all blocks on every rank of its axis, and they are divided by "
+                f"{' and '.join(others)}. Leave sequence out, or the other strategy"
             )
         dividers = [item.name for item in plan.strategies if "sequence" in item.axis_divides and item.axis_size != 1]
         if dividers and self.size > 1 and (self.sequence or Role.SEQUENCE in roles.values()):

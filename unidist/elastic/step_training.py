@@ -328,15 +328,15 @@ def _check_division(plan: Plan, *, keeps_division: bool) -> None:
         what = {part for item in plan.strategies if item.name in names for part in item.axis_divides}
         thing = "the model" if "model" in what else "the tokens of each sample"
         raise ConfigurationError(
-            f"elastic=True, and {' and '.join(names)} divides {thing}: when ranks change, {how} cannot go on with "
+            f"elastic=True with {thing} divided by {' and '.join(names)}: when ranks change, {how} cannot go on with "
             "that. PyTorch's TrainStep and fit of Keras on TensorFlow can with pipeline and tensor. Leave "
             "elastic= out, or the strategy"
         )
     differing = [item.name for item in plan.strategies if isinstance(item, OutlivesGenerations)]
     if differing:
         raise ConfigurationError(
-            f"strategy {differing[0]!r} lets ranks differ between two exchanges, and {' and '.join(dividing)} divides "
-            "the model: in an elastic job leave one of them out"
+            f"strategy {differing[0]!r} lets ranks differ between two exchanges, and the model is divided by "
+            f"{' and '.join(dividing)}: in an elastic job leave one of them out"
         )
 
 

@@ -159,7 +159,7 @@ def check_leaves_model(plan: Plan, caller: str) -> None:
     changing = [item.name for item in plan.strategies if isinstance(item, ChoosesPrecision) or item.changes_model]
     if changing:
         raise UsageError(
-            f"strategy {' and '.join(map(repr, changing))} changes the model, and {caller} has the optimizer only; use "
+            f"the model is changed by {' and '.join(map(repr, changing))}, and {caller} has the optimizer only; use "
             "model, optimizer = distribute(model, optimizer)"
         )
 

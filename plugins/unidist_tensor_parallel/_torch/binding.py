@@ -103,8 +103,8 @@ class TorchTensor(TensorBinding, KeepsCuts):
         if strategy.sequence or Role.SEQUENCE in found.roles.values():
             if others:
                 raise ConfigurationError(
-                    f"tensor: sequence=true needs all blocks on every rank of its axis, and {' and '.join(others)} "
-                    "divides them. Leave sequence out, or the other strategy"
+                    f"tensor: sequence=true needs all blocks on every rank of its axis, and they are divided by "
+                    f"{' and '.join(others)}. Leave sequence out, or the other strategy"
                 )
             rows = find_rows(model, found.roles)
             probes = [RowProbe(row.paths, model, found.roles, tokens=2 * axis.size, dim=row.dim) for row in rows]

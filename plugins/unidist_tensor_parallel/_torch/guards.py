@@ -61,6 +61,7 @@ class _Between:
 
     def __init__(self, row: Row) -> None:
         self._last = row.paths[-1]
+        self._before = dict(zip(row.paths[1:], row.paths, strict=False))
         self._output: tuple[int, torch.Size] | None = None
         self._checked = False
 
@@ -74,9 +75,9 @@ class _Between:
                 return
             if not args or not isinstance(args[0], torch.Tensor) or (args[0].data_ptr(), args[0].shape) != self._output:
                 raise UsageError(
-                    f"tensor: sequence=true: the input of {path!r} is not the output of the block before it. Between "
-                    "blocks each rank has some of the tokens, and what is computed there might need all. Move it into "
-                    "a block, or leave sequence out"
+                    f"tensor: sequence=true: the input of {path!r} is not the output of {self._before[path]!r}, the "
+                    "block before it that is cut. Between them each rank has some of the tokens, and what is computed "
+                    "there might need all. Move it into one of them, or leave sequence out"
                 )
             self._checked = path == self._last
 

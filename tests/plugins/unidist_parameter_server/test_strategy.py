@@ -69,8 +69,8 @@ def test_what_can_be(line: str) -> None:
         ("parameter_server=sync,clip_value=1", "use data with clip_value"),
         ("parameter_server=async,precision=fp16", "use precision=bf16"),
         ("parameter_server=async,zero=1", "both own the gradient exchange"),
-        ("parameter_server=async,tensor=2", "keeps whole models, which 'tensor' divides"),
-        ("parameter_server=async,pipeline=2", "keeps whole models, which 'pipeline' divides"),
+        ("parameter_server=async,tensor=2", "keeps whole models, which are divided by 'tensor'"),
+        ("parameter_server=async,pipeline=2", "keeps whole models, which are divided by 'pipeline'"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(line: str, complaint: str) -> None:

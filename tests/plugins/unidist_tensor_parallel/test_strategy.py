@@ -14,7 +14,7 @@ from unidist.strategy.plan import build, make_plan
     [
         ("tensor=0", "tensor=0: the size of a mesh axis is at least 1"),
         ("tensor=2,zero=3", "both take parameters out of their layers"),
-        ("tensor=2:sequence=true,pipeline=2", "sequence=true needs all blocks on every rank of its axis, and pipeline"),
+        ("tensor=2:sequence=true,pipeline=2", "every rank of its axis, and they are divided by pipeline"),
         ("tensor=2:plan=blocks.*=sequence,pipeline=2", "sequence=true needs all blocks"),
         ("tensor=2:sequence=true,context=2", "sequence=true and context both divide the tokens of a sample"),
         ("context=2,tensor=2:plan=blocks.*=sequence", "sequence=true and context both divide the tokens"),
