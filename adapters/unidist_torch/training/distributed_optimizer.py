@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
@@ -25,6 +24,7 @@ from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
 from unidist_torch.models.model_buffers import BufferRule, check_buffer_rule
 from unidist_torch.operations import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
+from unidist_torch.operations.divided import divided_modules
 from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
@@ -123,7 +123,7 @@ def bind_model(
     whole = model
     model = plan.prepare(model, runtime) if divide is None else divide()
     if plan.model_axes:
-        _divided.update(model.modules())
+        divided_modules.update(model.modules())
     names = framework.parameters(model)
     places = placements_of(model)
     cut = follow_model(optimizer, names, places) if divided else frozenset()
@@ -242,10 +242,6 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     return bound
 
 
-_divided: WeakSet[torch.nn.Module] = WeakSet()
-"""Modules of models of which this rank holds a part."""
-
-
 def _check_model(model: object) -> None:
     if not isinstance(model, torch.nn.Module):
         found = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
@@ -254,7 +250,7 @@ def _check_model(model: object) -> None:
 
 def _refuse_second(model: torch.nn.Module, plan: Plan) -> None:
     """Raise UsageError if the model is divided, and the plan would divide it once more."""
-    if plan.model_axes and any(module in _divided for module in model.modules()):
+    if plan.model_axes and any(module in divided_modules for module in model.modules()):
         raise UsageError(
             f"this model ({type(model).__name__}), or a part of it, is distributed already, and with "
             f"{' and '.join(plan.model_axes)} parallelism a model takes one optimizer: call distribute() once, with "

@@ -10,7 +10,10 @@ import torch
 from _training import network, runtime, values
 
 import unidist.torch as ud
+from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
+from unidist.settings.environment import set_variables
+from unidist_expert_parallel.torch import MixtureOfExperts
 from unidist_torch.operations.functions import give_optimizer_state
 
 Pool = Callable[..., RankPool]
@@ -111,3 +114,87 @@ def test_the_state_of_lbfgs_is_that_of_the_root(pool: Pool) -> None:
 
     first, second = pool(2).run(on_rank)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one, with a state of a form of its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner, self.steps, self.slow = optimizer, 0, [torch.zeros(2)]
+        self.param_groups = optimizer.param_groups
+
+    def step(self, closure: Any = None) -> None:
+        """Step the inner one, and count."""
+        self.inner.step(closure)
+        self.steps += 1
+        self.slow = [torch.full((2,), float(self.steps))]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both states."""
+        return {"fast": self.inner.state_dict(), "slow": self.slow, "steps": self.steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over both states."""
+        self.inner.load_state_dict(state_dict["fast"])
+        self.slow, self.steps = state_dict["slow"], state_dict["steps"]
+
+
+class Warmup:
+    """An object around an optimizer that has no state to give."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = optimizer
+
+
+def test_the_state_of_an_optimizer_around_another_one_is_that_of_the_root(pool: Pool) -> None:
+    def on_rank() -> dict[str, Any]:
+        with runtime():
+            model = network()
+            optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1 * (1 + ud.rank()), momentum=0.9))
+            for _ in range(ud.rank()):
+                for parameter in model.parameters():
+                    parameter.grad = torch.ones_like(parameter)
+                optimizer.step()
+            ud.broadcast_optimizer_state(optimizer, root_rank=1)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer.inner, 1 + ud.rank())
+            ud.broadcast_optimizer_state(scheduler, root_rank=1)
+            assert scheduler.step_size == 2
+            return optimizer.state_dict()
+
+    for state in pool(2).run(on_rank):
+        assert state["steps"] == 1
+        assert state["slow"][0].tolist() == [1.0, 1.0]
+        assert state["fast"]["param_groups"][0]["lr"] == 0.2
+        assert state["fast"]["state"][0]["momentum_buffer"].min() == 1.0
+
+
+def test_an_object_without_a_state_is_refused_before_any_rank_waits(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            model = network()
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+            with pytest.raises(UsageError, match="Give the optimizer in its attribute 'inner'"):
+                ud.broadcast_optimizer_state(Warmup(optimizer))  # type: ignore[arg-type]  # that is refused
+            for other in (None, [optimizer], model):
+                with pytest.raises(UsageError, match="an optimizer is expected"):
+                    ud.broadcast_optimizer_state(other)  # type: ignore[arg-type]  # that is refused
+            with pytest.raises(ValueError, match=r"use broadcast_optimizer_state\(optimizer\)"):
+                ud.broadcast_parameters(optimizer.state_dict())
+
+    pool(2).run(on_rank)
+
+
+@pytest.mark.parametrize("strategy", ["tensor=2", "expert=2"])
+def test_parts_of_a_divided_model_are_not_copied_over_others(pool: Pool, strategy: str) -> None:
+    def on_rank() -> None:
+        with set_variables({"UNIDIST_STRATEGY": strategy}), runtime():
+            model: torch.nn.Module = network() if "tensor" in strategy else MixtureOfExperts(4, 4, hidden=4)
+            model, optimizer = ud.distribute(model, torch.optim.Adam(model.parameters()))
+            for parameters in (model.state_dict(), model.named_parameters(), list(model.parameters())):
+                with pytest.raises(UsageError, match="one rank's part of a divided model over another"):
+                    ud.broadcast_parameters(parameters)
+            with pytest.raises(UsageError, match="all ranks have the values of rank 0 already"):
+                ud.broadcast_optimizer_state(optimizer)
+            ud.broadcast_parameters(network().state_dict())
+
+    pool(2).run(on_rank)
