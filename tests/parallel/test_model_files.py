@@ -68,9 +68,60 @@ def files_of(strategy: str) -> tuple[set[str], float]:
 
 
 @pytest.mark.parametrize(
-    "strategy", ["data", "accumulate=2", "clip_norm=1", "zero=1", "zero=2", "local_sgd=2", "parameter_server=sync"]
+    "strategy",
+    ["data", "accumulate=2", "clip_norm=1", "zero=1", "zero=2", "zero=3", "local_sgd=2", "parameter_server=sync"],
 )
 def test_a_saved_model_is_plain(rank_pool: RankPoolFactory, strategy: str) -> None:
     for names, difference in rank_pool(2).run(files_of, (strategy,)):
         assert names == set()
         assert difference == 0.0
+
+
+def files_of_optimizer(strategy: str) -> tuple[str, str]:
+    """Copy and save an optimizer after a step; return the errors, "" where its state is that of the bound one."""
+    import unidist.torch as ud
+    from unidist.errors import UsageError
+    from unidist.settings.environment import set_variables
+
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+            model, optimizer = ud.distribute(model, torch.optim.Adam(model.parameters()))
+            model(torch.randn(4, 4)).square().mean().backward()
+            optimizer.step()
+
+            def saved(each: Any) -> Any:
+                file = io.BytesIO()
+                torch.save(each, file)
+                file.seek(0)
+                return torch.load(file, weights_only=False)
+
+            texts = []
+            for use in (copy.deepcopy, saved):
+                try:
+                    made = use(optimizer)
+                except UsageError as error:
+                    texts.append(str(error))
+                    continue
+                assert type(made) is torch.optim.Adam
+                expected = [each["exp_avg"].tolist() for each in optimizer.state.values()]
+                assert [each["exp_avg"].tolist() for each in made.state.values()] == expected != []
+                texts.append("")
+            return texts[0], texts[1]
+        finally:
+            ud.shutdown()
+
+
+@pytest.mark.parametrize("strategy", ["data", "precision=bf16", "activations=recompute:blocks=0+2", "context=2"])
+def test_a_copied_or_saved_optimizer_is_plain_and_has_its_state(rank_pool: RankPoolFactory, strategy: str) -> None:
+    assert rank_pool(2).run(files_of_optimizer, (strategy,)) == [("", "")] * 2
+
+
+def test_an_optimizer_whose_state_is_elsewhere_says_what_to_call(rank_pool: RankPoolFactory) -> None:
+    for strategy in ("zero=1", "zero=3"):
+        for texts in rank_pool(2).run(files_of_optimizer, (strategy,)):
+            assert all("is sharded over the ranks (zero)" in text for text in texts), texts
+    for copied, saved in rank_pool(2).run(files_of_optimizer, ("tensor=2",)):
+        assert not copied
+        assert "ud.save(path, model, optimizer)" in saved

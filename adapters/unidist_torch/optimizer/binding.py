@@ -282,6 +282,25 @@ class Binding:
         """Let the next update take this many steps, see `Update.accumulate_steps`."""
         self._update.accumulate_steps(steps)
 
+    def check_has_state(self, use: str, *, whole: bool) -> None:
+        """Raise UsageError if the optimizer object has the state of this rank alone.
+
+        Args:
+            use: "copy" or "file": the one that would lack the rest.
+            whole: the state of this rank's part of the model is not enough.
+        """
+        axes = self._update.context.mesh.model_axes
+        if self._inner.shards_state:
+            raise UsageError(
+                f"the state of this optimizer is sharded over the ranks (zero), and a {use} of it would have none: use "
+                "ud.save(path, model, optimizer), or optimizer.state_dict() on every rank"
+            )
+        if whole and axes:
+            raise UsageError(
+                f"the model is divided over the ranks ({' and '.join(axes)}), and a {use} of this optimizer would have "
+                "the state of this rank's part alone: use ud.save(path, model, optimizer)"
+            )
+
     def state_dict(self) -> dict[str, Any] | None:
         """Return the state that the inner step gathers, or None if the optimizer has all of it."""
         return self._inner.state_dict()

@@ -6,6 +6,7 @@ whose `step` and `zero_grad` ask the binding first.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -144,8 +145,25 @@ class DistributedOptimizerMixin:
         super().add_param_group(param_group)  # type: ignore[misc]  # of the torch optimizer
         self._unidist.gradients.changed = True
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copy as the plain optimizer: its binding to this process stays here.
+
+        Raises:
+            UsageError: its state is sharded over the ranks.
+        """
+        self._unidist.check_has_state("copy", whole=False)
+        plain: Any = type(self).__mro__[2]
+        memo[id(self)] = made = plain.__new__(plain)
+        made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return made
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy as the plain optimizer: its binding to this process stays here."""
+        """Pickle as the plain optimizer.
+
+        Raises:
+            UsageError: its state is sharded over the ranks, or that of a part of the model.
+        """
+        self._unidist.check_has_state("file", whole=True)
         plain = type(self).__mro__[2]
         return plain.__new__, (plain,), self.__getstate__()
 

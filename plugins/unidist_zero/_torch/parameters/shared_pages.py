@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,10 +33,6 @@ class PagedModel:
         self._context = weakref.ref(context)
         self._trained: set[int] = set()
         self._frozen: list[tuple[frozenset[int], SharedBuckets]] = []  # with the identities of the parameters
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle as None: copies of the model are plain ones, with all values."""
-        return type(None), ()
 
     def is_of(self, context: RuntimeAPI | None) -> bool:
         """Say whether it was made in this context."""

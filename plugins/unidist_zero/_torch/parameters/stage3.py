@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import override
 
 from unidist.buffer import HOST, Buffer
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
 
 UNIT = "_unidist_units"
+_paged: MutableMapping[torch.Tensor, PagedModel] = WeakIdKeyDictionary()
+"""By parameter; not an attribute of it, which would be in copies and files of the model."""
 """The attribute by which a parameter knows the `ShardedModel`, or `PagedModel`, that it is of."""
 
 
@@ -359,8 +362,8 @@ def sharded_model_of(parameters: Sequence[torch.Tensor]) -> ShardedModel | Paged
         ConfigurationError: it was not prepared.
     """
     for parameter in parameters:
-        found = getattr(parameter, UNIT, None)
-        if isinstance(found, ShardedModel | PagedModel):
+        found = _attached(parameter)
+        if found is not None:
             return found
     raise ConfigurationError(
         "zero=3 shards the model's parameters, so it must see the model: bind the optimizer with "
@@ -391,12 +394,17 @@ def prepare_pages(model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Modul
     _refuse_second(model, context)
     paged = PagedModel(context)
     for parameter in model.parameters():
-        setattr(parameter, UNIT, paged)
+        _paged[parameter] = paged
     return model
 
 
+def _attached(parameter: torch.Tensor) -> ShardedModel | PagedModel | None:
+    found = _paged.get(parameter, getattr(parameter, UNIT, None))
+    return found if isinstance(found, ShardedModel | PagedModel) else None
+
+
 def _refuse_second(model: torch.nn.Module, context: RuntimeAPI | None) -> None:
-    found = [getattr(parameter, UNIT, None) for parameter in model.parameters()]
+    found = [_attached(parameter) for parameter in model.parameters()]
     if any(isinstance(one, ShardedModel) or (isinstance(one, PagedModel) and one.is_of(context)) for one in found):
         raise ConfigurationError(
             "this model, or a part of it, is distributed already with zero=3, which takes one optimizer for a model: "
