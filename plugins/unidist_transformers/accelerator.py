@@ -27,6 +27,7 @@ from unidist_transformers.versions import check_version
 check_version("accelerate")  # before the imports below fail in other ways
 
 from accelerate import Accelerator  # noqa: E402
+from accelerate.data_loader import DataLoaderDispatcher  # noqa: E402
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
 from accelerate.scheduler import AcceleratedScheduler  # noqa: E402
 from accelerate.utils.operations import recursively_apply  # noqa: E402
@@ -108,6 +109,14 @@ class DistributesByUnidist:
             prepared.__class__ = _ScheduleOfShares
         return prepared
 
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **options: Any) -> Any:
+        """Prepare a loader that divides the samples over the shares; also one that rank 0 reads for all ranks."""
+        return _of_shares(super().prepare_data_loader(data_loader, *args, **options))  # type: ignore[misc]  # as above
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return a loader without the first batches; see `prepare_data_loader`."""
+        return _of_shares(super().skip_first_batches(dataloader, num_batches))  # type: ignore[misc]  # as above
+
     def _distribute(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         refuse_model(model)
         accelerator: Any = self
@@ -178,6 +187,55 @@ class DistributesByUnidist:
         raise UsageError(
             "accelerator.load_state would load what one rank has saved: use ud.load(path, model, optimizer.optimizer)"
         )
+
+
+def _of_shares(loader: Any) -> Any:
+    """Let a loader that rank 0 reads give the same samples to ranks that hold parts of one model."""
+    if (
+        isinstance(loader, DataLoaderDispatcher)
+        and not isinstance(loader.state, _Shares)
+        and ud.data_size() < ud.size()
+    ):
+        loader.state = _Shares(loader.state)
+        loader.slice_fn = _ShareOf(loader.slice_fn)
+    return loader
+
+
+class _Shares:
+    """Accelerate's state for a loader that rank 0 reads, where several ranks take the same share of the samples.
+
+    Args:
+        state: accelerate's own, which tells the rank that reads and sends.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    @property
+    def num_processes(self) -> int:
+        """Number of shares."""
+        return ud.data_size()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+class _ShareOf:
+    """Takes a rank's part of a batch.
+
+    Args:
+        slice_fn: see `slice_fn_for_dispatch` of accelerate.
+    """
+
+    def __init__(self, slice_fn: Any) -> None:
+        self._slice_fn = slice_fn
+
+    def __call__(self, batch: Any, place: slice, process_index: int, num_processes: int) -> Any:
+        """Return the samples of the rank's share; accelerate asks for those of process `process_index`."""
+        share, size = ud.data_rank(), place.stop - place.start
+        if place.start == process_index * size:  # else it asks for the first samples, which complete the last batch
+            place = slice(share * size, (share + 1) * size)
+        return self._slice_fn(batch, place, process_index=share, num_processes=num_processes)
 
 
 class _ScheduleOfShares(AcceleratedScheduler):

@@ -90,3 +90,50 @@ def scheduled(line: str) -> Any:
         end_torch_distributed()
         ud.shutdown()
     return rates
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_stream_that_rank_0_reads_is_divided_over_the_shares(rank_pool: RankPoolFactory, ranks: int) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found = rank_pool(ranks, env=ENVIRONMENT).run(dispatched, (port,))
+    assert {share for share, *_ in found} == set(range(ranks // 2))
+    for share, shares, batches, skipped, labels in found:
+        whole = list(range(15)) + [0] * (15 % shares)  # the last batch is completed by the first one
+        expected = [
+            whole[start : start + 2 * shares][share * 2 : share * 2 + 2] for start in range(0, len(whole), 2 * shares)
+        ]
+        assert (batches, skipped) == (expected, expected[1:])
+        assert labels == list(range(15))
+
+
+def dispatched(port: int) -> Any:
+    import torch
+    from field_scripts import end_torch_distributed
+
+    import unidist.torch as ud
+    from unidist.settings.environment import set_variables
+    from unidist_transformers import UnidistAccelerator
+
+    class Stream(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(15))
+
+    with set_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}):  # a store that no earlier test has had
+        accelerator = UnidistAccelerator(cpu=True, strategy="tensor=2")
+    model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    try:
+        model, _, loader = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), lr=0.1), torch.utils.data.DataLoader(Stream(), batch_size=2)
+        )
+        batches, labels = [], []
+        for batch in loader:
+            model(batch[:, None].float())  # an error where the ranks that have its parts get different inputs
+            batches.append(batch.tolist())
+            labels += accelerator.gather_for_metrics(batch).tolist()
+        skipped = [batch.tolist() for batch in accelerator.skip_first_batches(loader, 1)]
+        return ud.data_rank(), ud.data_size(), batches, skipped, labels
+    finally:
+        end_torch_distributed()
+        ud.shutdown()
