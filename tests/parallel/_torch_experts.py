@@ -386,6 +386,31 @@ def with_fewer_samples_than_microbatches() -> str:
         return "accepted"
 
 
+def terms_of_experts() -> dict[str, str]:
+    """Compute terms of weights after a step; return the errors, "" where there is none, by layer and term."""
+    terms: dict[str, Callable[[Any], Any]] = {
+        "L2": lambda model: sum((each**2).sum() for each in model.parameters()),
+        "norms": lambda model: [each.data.norm() for each in model.parameters()],
+        "product": lambda model: [each[0] @ each[0].t() for each in model.blocks[0].experts.experts.parameters()],
+        "average": lambda model: [each.detach().clone().lerp_(each, 0.5) for each in model.parameters()],
+        "router": lambda model: sum((each**2).sum() for each in model.blocks[0].experts.router.parameters()),
+    }
+    found = {}
+    for layer in ("plain", "modules"):
+        with started("expert=2", "shm"):
+            model = make(layer)
+            model, optimizer = ud.distribute(model, optimizer_of(model))
+            model(batch(0, 0)[0]).sum().backward()
+            optimizer.step()
+            for name, term in terms.items():
+                try:
+                    term(model)
+                    found[f"{layer} {name}"] = ""
+                except UnidistError as error:
+                    found[f"{layer} {name}"] = f"{type(error).__name__}: {error}"
+    return found
+
+
 def evaluate_on_one_rank() -> None:
     """Let rank 0 alone evaluate a model whose experts are whole, and have capacities."""
     with started("data", "shm"):

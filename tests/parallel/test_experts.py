@@ -20,6 +20,7 @@ from _torch_experts import (
     errors_of,
     evaluate_on_one_rank,
     refusals,
+    terms_of_experts,
     with_fewer_samples_than_microbatches,
     with_mean_over_holders,
     without_exchange,
@@ -99,6 +100,18 @@ def test_ranks_with_different_numbers_of_microbatches_are_told(torch_pools: Part
     for text in torch_pools.get(4).run(with_fewer_samples_than_microbatches):
         assert text.startswith("DifferentInputsError: pipeline=2 and expert=2"), text
         assert "rank 0 has 4, rank 1 has 2" in text or "rank 2 has 4, rank 3 has 2" in text, text
+
+
+def test_terms_of_expert_weights_say_what_to_do_and_averages_work(torch_pools: PartPools) -> None:
+    for rank, found in enumerate(torch_pools.get(2).run(terms_of_experts)):
+        for case, text in found.items():
+            if case.endswith(("average", "router")):
+                assert not text, case
+            else:
+                assert text.startswith("UsageError"), case
+                assert "was asked of parameter 'blocks.0.experts.experts." in text, case
+                assert f"rank {rank}, which has a part" in text, case
+                assert "(strategy expert)" in text, case
 
 
 def test_checkpoints_load_at_other_numbers_of_ranks(torch_pools: PartPools, tmp_path: Path) -> None:

@@ -60,15 +60,19 @@ class Guard:
     Args:
         name: of the parameter.
         rank: this one.
+        strategy: divides the parameter.
+        remedy: something else to do than to use another strategy, if there is.
     """
 
     name: str
     rank: int
+    strategy: str = ""
+    remedy: str = ""
 
 
-def name_guard(parameter: torch.Tensor, name: str, rank: int) -> None:
-    """Note what messages say of a parameter."""
-    setattr(parameter, _GUARD, Guard(name, rank))
+def name_guard(parameter: torch.Tensor, name: str, rank: int, *, strategy: str = "", remedy: str = "") -> None:
+    """Note what messages say of a parameter; see `Guard`."""
+    setattr(parameter, _GUARD, Guard(name, rank, strategy, remedy))
 
 
 def guard(parameter: torch.Tensor, kind: type[torch.nn.Parameter]) -> None:
@@ -222,7 +226,7 @@ def _used_part(func: Callable[..., Any], name: str, args: Sequence[Any], kwargs:
             raise UsageError(
                 f"{_plain(plain)} was given the part of parameter {first.name!r} that rank {first.rank} has, and a "
                 f"tensor of another shape ({' and '.join(map(str, sorted(shapes)))}): the model is cut over ranks "
-                "(strategy tensor). Make copies and averages (EMA) of the model after distribute()"
+                f"(strategy {first.strategy}). Make copies and averages (EMA) of the model after distribute()"
             ) from exc
         raise
     if isinstance(made, list | tuple):
@@ -241,9 +245,9 @@ def _part(values: Any, of: Guard) -> Any:
 def _refusal(name: str, of: Guard) -> UsageError:
     return UsageError(
         f"{_plain(name)} was asked of parameter {of.name!r} on rank {of.rank}, which has a part of it: the model is "
-        "cut over ranks (strategy tensor), and the result would be of this part alone. Element-wise operations work; "
-        "for L2 use the weight_decay of the optimizer. Else let the layer keep its weight whole (role replicate in "
-        "tensor=N:plan=PATTERN=ROLE), or use another strategy"
+        f"cut over ranks (strategy {of.strategy}), and the result would be of this part alone. Element-wise operations "
+        f"work; for L2 use the weight_decay of the optimizer. Else {of.remedy and f'{of.remedy}, or '}use another "
+        "strategy"
     )
 
 

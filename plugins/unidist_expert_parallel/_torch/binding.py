@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from unidist.checkpoint.format import STATE_ATTRIBUTE, placements_of
 from unidist.errors import ConfigurationError
-from unidist.mesh import REPLICA_AXES, SAMPLE_AXES
+from unidist.mesh import REPLICA_AXES, SAMPLE_AXES, SHARD_REPLICA_AXES
 from unidist_expert_parallel._torch.layers.axis import ExpertAxis
 from unidist_expert_parallel._torch.layers.experts import ExpertList
 from unidist_expert_parallel._torch.layers.mixture import MixtureOfExperts
@@ -25,6 +25,7 @@ from unidist_expert_parallel.binding import ExpertBinding
 from unidist_expert_parallel.layout.owners import check_division
 from unidist_expert_parallel.layout.placements import ExpertParameters
 from unidist_torch.memory import memory_kind
+from unidist_torch.models import CutParameter, guard, name_guard
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -50,6 +51,10 @@ class TorchExperts(ExpertBinding):
             layer.divide(axis)
         for module in {id(each): each for each in stacked.values()}.values():
             divide_stacked(module, axis)
+        for path, parameter in model.named_parameters():
+            if places.gradient_axis(path) == SHARD_REPLICA_AXES:
+                name_guard(parameter, path, context.topology.rank, strategy=strategy.name)
+                guard(parameter, CutParameter)
         if stacked and has_balance_loss(model):
             model.register_forward_hook(WholeBalanceLoss(axis), with_kwargs=True)
         attached: Any = places

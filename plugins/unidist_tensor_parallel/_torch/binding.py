@@ -154,7 +154,8 @@ class TorchTensor(TensorBinding, KeepsCuts):
             cut = replace(cut, check=install_guards(model, Region(cut.axis, cut.random), cut.random))
         for path, parameter in model.named_parameters():
             if path in cut.paths:
-                name_guard(parameter, path, context.topology.rank)
+                remedy = "let the layer keep its weight whole (role replicate in tensor=N:plan=PATTERN=ROLE)"
+                name_guard(parameter, path, context.topology.rank, strategy=AXIS, remedy=remedy)
                 guard(parameter, CutParameter)
         object.__setattr__(model, _CUT, cut)
 

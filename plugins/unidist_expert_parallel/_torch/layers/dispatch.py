@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unidist_expert_parallel._torch.layers.axis import ExpertAxis
+from unidist_torch.models import plain_use
 
 Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
 """Computes this rank's experts: from their rows, `(rows, width)`, ordered by expert, and the number of rows of each.
@@ -66,7 +67,8 @@ def _elsewhere(rows: torch.Tensor, counts: Sequence[int], compute: Compute, axis
     here = axis.exchange(rows, sent, received)
     experts = torch.arange(each).repeat(axis.size)
     by_expert = torch.argsort(experts.repeat_interleave(torch.tensor(arriving)), stable=True).to(rows.device)
-    results = compute(here.index_select(0, by_expert), [sum(arriving[number::each]) for number in range(each)])
+    with plain_use():  # the experts know that they are this rank's
+        results = compute(here.index_select(0, by_expert), [sum(arriving[number::each]) for number in range(each)])
     back = torch.empty_like(by_expert)
     back[by_expert] = torch.arange(len(by_expert), device=rows.device)
     return axis.exchange(results.index_select(0, back), received, sent)

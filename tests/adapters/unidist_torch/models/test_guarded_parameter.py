@@ -33,7 +33,7 @@ VALUES = torch.arange(1.0, 17.0).reshape(4, 4)
 
 def made(kind: type[torch.nn.Parameter]) -> torch.nn.Parameter:
     parameter = torch.nn.Parameter(VALUES.clone())
-    name_guard(parameter, "layer.weight", 1)
+    name_guard(parameter, "layer.weight", 1, strategy="tensor", remedy="use the role replicate")
     guard(parameter, kind)
     return parameter
 
@@ -61,7 +61,7 @@ def test_what_would_be_of_a_part_alone_is_an_error_that_names_the_parameter(
     with pytest.raises(UsageError, match=r"parameter 'layer.weight' on rank 1") as caught:
         TERMS[term](made(kind))
     assert "\n" not in str(caught.value)
-    hint = "unidist_zero.gathered(model)" if kind is AbsentParameter else "PATTERN=ROLE"
+    hint = "unidist_zero.gathered(model)" if kind is AbsentParameter else "(strategy tensor)"
     assert hint in str(caught.value)
 
 
