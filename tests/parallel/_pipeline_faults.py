@@ -79,6 +79,27 @@ def raises(engine: str, strategy: str, call: int) -> tuple[str, str]:
     return train(engine, strategy, fail, call)
 
 
+def adds_weights_to_the_loss() -> tuple[str, str]:
+    """The loss has a term of the weights."""
+    with set_variables({"UNIDIST_ENGINE": "shm", "UNIDIST_STRATEGY": "pipeline=2:microbatches=2"}):
+        ud.init()
+        try:
+            model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH) for _ in range(6)))
+
+            def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+                penalty = torch.stack([each.square().sum() for each in model.parameters()]).sum()
+                return torch.nn.functional.mse_loss(outputs, targets) + 0.1 * penalty
+
+            step = ud.TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), loss)
+            inputs = torch.ones(SAMPLES, WIDTH)
+            step(inputs, inputs)
+        except Exception as error:
+            return type(error).__name__, str(error)
+        finally:
+            ud.shutdown()
+    return "nothing", ""
+
+
 def changes_shape(engine: str, strategy: str) -> tuple[str, str]:
     """The second stage returns another shape in the second step."""
     return train(engine, strategy, lengthen, 6)

@@ -13,7 +13,7 @@ from unidist.testing.fixtures import RankPoolFactory
 pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
 
-from _pipeline_faults import changes_shape, dies, differs, raises, trains_on_other_data
+from _pipeline_faults import adds_weights_to_the_loss, changes_shape, dies, differs, raises, trains_on_other_data
 
 pytestmark = pytest.mark.parallel
 LIMIT = timedelta(seconds=120)
@@ -43,6 +43,13 @@ def test_an_exception_in_one_pipeline_ends_those_beside_it(rank_pool: RankPoolFa
     kinds = [kind for kind, _ in found]
     assert set(kinds) <= {"ValueError", "PeerLostError"}
     assert "ValueError" in kinds
+
+
+def test_a_term_of_the_weights_in_the_loss_is_refused(rank_pool: RankPoolFactory) -> None:
+    (_, first), (kind, last) = rank_pool(2).run(adds_weights_to_the_loss, timeout=LIMIT)
+    assert kind == "UsageError"
+    assert "a term of the model's weights ('3.bias' and 5 more)" in last
+    assert "rank 1" in first
 
 
 def test_a_killed_rank_ends_every_rank(rank_pool: RankPoolFactory) -> None:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist_pipeline._torch.gradient_sums import GradientSums
+from unidist_pipeline._torch.loss_terms import LossOfOutputs
 from unidist_pipeline._torch.mean_check import CheckedLoss
 from unidist_pipeline._torch.model import Division
 from unidist_pipeline._torch.model_programs import ModelPrograms
@@ -68,6 +69,7 @@ class PipelineRunner(StepRunner):
         self._divided = divided
         self._model = model
         checks = runtime.settings.verify.first and divided.strategy.num_microbatches > 1
+        loss_fn = LossOfOutputs(loss_fn, dict(model.named_parameters()))
         self._loss_fn = CheckedLoss(loss_fn) if checks else loss_fn
         self._optimizer = optimizer
         self._rank = PipelineRank(runtime, divided.strategy, TorchFramework(), memory=memory)
