@@ -94,4 +94,7 @@ class _Operation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return (None, None, *ctx.backward_operation(*(gradient.contiguous() for gradient in gradients)))
+        found = ctx.backward_operation(*(gradient.contiguous() for gradient in gradients))
+        if any(each.requires_grad for each in gradients) and not all(each.requires_grad for each in found):
+            check_once("an operation whose backward autograd does not know")
+        return (None, None, *found)
