@@ -91,6 +91,11 @@ class OptimizerState(KeepsState):
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
         """Load by the optimizer's own `load_state_dict`, with its hooks."""
+        self._load_whole(section, [parameter for _, parameter in self._parameters()])
+
+    def _load_whole(self, section: SavedSection, parameters: Sequence[torch.Tensor]) -> None:
+        """Load the state of some parameters, and the options of all; the others have no state afterwards."""
+        wanted = set(map(id, parameters))
         record = OptimizerRecord.of(section.values)
         slots: dict[str, list[str]] = {}
         for name in section.tensors:
@@ -100,6 +105,8 @@ class OptimizerState(KeepsState):
         state: dict[int, dict[str, Any]] = {}
         scalars: list[tuple[torch.Tensor, str]] = []
         for index, (_, parameter) in enumerate(self._parameters()):
+            if id(parameter) not in wanted:
+                continue
             placement = self._placements[id(parameter)]
             entry: dict[str, Any] = {}
             for slot, number in self._scalars(record, placement.name).items():

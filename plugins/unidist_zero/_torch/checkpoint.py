@@ -26,7 +26,7 @@ class ShardedOptimizerState(OptimizerState):
     """The state of this rank's segments.
 
     Args:
-        optimizer: the bound optimizer, which has no state itself.
+        optimizer: the bound optimizer, which itself has state of frozen parameters only: those of no shard.
         placements: of its parameters, by their identity.
         shards: this rank's.
         inner: has the state.
@@ -48,7 +48,7 @@ class ShardedOptimizerState(OptimizerState):
 
     @override
     def pieces(self) -> Sequence[SavedPiece]:
-        found = []
+        found = list(super().pieces())
         for shard in self._shards:
             for segment in shard.segments:
                 for slot, value in self._kept(segment):
@@ -64,7 +64,8 @@ class ShardedOptimizerState(OptimizerState):
     def values(self) -> dict[str, Plain]:
         """See `KeepsState.values`: of the parameters of which this rank has some."""
         values = super().values()
-        scalars: dict[str, Plain] = {}
+        scalars = values["scalars"]
+        assert isinstance(scalars, dict)
         for shard in self._shards:
             for segment in shard.segments:
                 counts = {
@@ -74,7 +75,6 @@ class ShardedOptimizerState(OptimizerState):
                 }
                 for piece in segment.pieces if counts else ():
                     scalars[self._placement(shard.parameters[piece.parameter]).name] = dict(counts)
-        values["scalars"] = scalars
         return values
 
     @override
@@ -86,7 +86,8 @@ class ShardedOptimizerState(OptimizerState):
             path, slot = split_slot(name)
             if slot != MASTER and self._reads(slot, record):
                 slots.setdefault(path, []).append(slot)
-        self._optimizer.load_state_dict({"state": {}, "param_groups": self._groups(record)})
+        sharded = {id(parameter) for shard in self._shards for parameter in shard.parameters}
+        self._load_whole(section, [each for _, each in self._parameters() if id(each) not in sharded])
         for shard in self._shards:
             segments: list[SegmentTensor] = []
             for segment in shard.segments:

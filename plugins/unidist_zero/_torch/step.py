@@ -140,7 +140,10 @@ class ShardedStep(InnerStep):
             end = begin + len(exchange.parameters)
             if number >= len(self._shards):
                 assert isinstance(exchange, ReduceScatterExchange)
-                self._shards.append(self._make_shard(exchange, self._parameters[begin:end]))
+                shard = self._make_shard(exchange, self._parameters[begin:end])
+                if not self._is_fresh:  # it was frozen, and may have state of an earlier time
+                    shard.segments = adopt(self._optimizer, shard, self._inner)
+                self._shards.append(shard)
             begin = end
         if isinstance(self._model, PagedModel):
             self._model.note_trained(self._parameters)
