@@ -1,4 +1,4 @@
-"""The mean of a number over the ranks that see different data: what `TrainStep` returns as the loss."""
+"""The mean of a number over the ranks that see different data, or over their samples: the loss of `TrainStep`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from unidist.negotiation import OperationKind, Request
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
 
-_NAME = "loss of a training step"
+_LOSS, _SAMPLES = "loss of a training step", "samples of a training step"
 
 
 class MeanLoss:
     """Averages over the ranks that see different data. Collective, when it is made and whenever it is called.
 
-    Where these are all ranks, it is a named operation: a rank that has joined takes part in it with nothing.
+    A runtime has one, see `owned`. Where these are all ranks, it is a named operation: a rank that has joined takes
+    part in it with nothing.
 
     Args:
         context: the runtime.
@@ -54,11 +55,27 @@ class MeanLoss:
             return plain / count, 1.0
         return weighted / total, samples * self._size / total
 
+    def weight_of(self, samples: float) -> float:
+        """Return the factor of this rank's loss that makes a mean over the ranks one over the samples of all ranks.
+
+        A mean over the ranks counts also those that have joined, as averages of gradients do.
+
+        Args:
+            samples: of this rank, or what else its mean was divided by. If no rank has any, the ranks count equally.
+        """
+        if self._size == 1:
+            return 1.0
+        total = self._sums(float(samples), name=_SAMPLES)[0]
+        return samples * self._size / total if total else 1.0
+
+    def close(self) -> None:
+        """See `unidist.runtime_api.Owned`: the runtime closes the communicator."""
+
     def of_all(self, value: float) -> float:
         """Return the sum of the values divided by the number of all ranks, also of those that have joined."""
         return self._sums(value)[0] / self._size if self._size > 1 else value
 
-    def _sums(self, *values: float) -> Sequence[float]:
+    def _sums(self, *values: float, name: str = _LOSS) -> Sequence[float]:
         buffer = Buffer.allocate(len(values), DType.FLOAT64)
         numbers = buffer.bytes().cast("d")
         for place, value in enumerate(values):
@@ -66,6 +83,6 @@ class MeanLoss:
         if self._axis is not None:
             self._axis.allreduce(buffer, buffer).wait()
         else:
-            request = Request(_NAME, OperationKind.ALLREDUCE, buffer, buffer, (len(values),), ReduceOp.SUM)
+            request = Request(name, OperationKind.ALLREDUCE, buffer, buffer, (len(values),), ReduceOp.SUM)
             self._context.operations().submit(request).wait()
         return list(numbers)

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import keras
+from typing_extensions import override
 
 from unidist.buffer import DType
 from unidist.elastic.rebinding import follow_generations
@@ -21,19 +22,23 @@ from unidist.gradients.buckets import ParameterInfo
 from unidist.mesh import REPLICA_AXES
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
+from unidist.runtime import context
 from unidist.runtime_api import RuntimeAPI
+from unidist.training.mean_loss import MeanLoss
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
+from unidist_arrays.memory import Array
+from unidist_jax.compiled import HostOperation, ShapeDtype, bind, is_tracing, take_failure
 from unidist_jax.compiled import flush as flush_programs
-from unidist_jax.compiled import is_tracing, take_failure
 from unidist_jax.framework import JaxFramework
 from unidist_jax.keras.inner_step import InnerStep, Values, WholeStep
 from unidist_jax.memory import is_traced
 from unidist_jax.operations import broadcast
 from unidist_jax.optimizer import GradientLeaves
 from unidist_keras.arguments import with_groups
+from unidist_keras.loss_weight import WeightsLoss
 
 
-class Binding:
+class Binding(WeightsLoss):
     """The state of one bound optimizer.
 
     Args:
@@ -60,8 +65,6 @@ class Binding:
         self._local: set[int] = set()
         self._initial: Callable[[], Sequence[Any]] | None = None
         self._is_stepping = False
-        self._weight: Any = None
-        self._has_weighted = False
         self.inner = self._make_inner()
         take_failure()  # of programs that the script has called before, and looked at itself
         follow_generations(self)
@@ -224,7 +227,8 @@ class Binding:
                 "that were not used"
             )
         own = [
-            jax.numpy.asarray(gradient, variable.dtype) for gradient, variable in zip(gradients, variables, strict=True)
+            jax.numpy.asarray(gradient, variable.dtype)
+            for gradient, variable in zip(self.weighted_gradients(gradients), variables, strict=True)
         ]
         exchanged = [gradient for gradient, each in zip(own, variables, strict=True) if id(each) not in self._local]
         complete, reduced = self.inner.reduce(leaves, exchanged)
@@ -270,30 +274,17 @@ class Binding:
         """Let the next update take this many passes; every rank calls it between the same two updates."""
         self.exchange().fused.accumulate_steps(steps)
 
-    @contextmanager
-    def weighting_loss(self, weight: Any) -> Iterator[None]:
-        """Multiply the losses that are scaled within the block by a weight.
+    @override
+    def times(self, value: Any, weight: Any) -> Any:
+        return value * jax.numpy.asarray(weight, value.dtype)
 
-        Raises:
-            UsageError: the loss was not scaled.
-        """
-        self._weight, self._has_weighted = weight, False
-        try:
-            yield
-        finally:
-            self._weight = None
-        if not self._has_weighted:
-            raise UsageError(
-                "the model's own train_step does not call optimizer.scale_loss(loss), and in elastic training that is "
-                "where a rank's loss gets its weight: take the gradients of optimizer.scale_loss(loss)"
-            )
+    @override
+    def num_samples(self, inputs: Any) -> Any:
+        return inputs.shape[0]
 
-    def weighted(self, loss: Any) -> Any:
-        """Return the loss with the weight that `weighting_loss` gives it."""
-        if self._weight is None:
-            return loss
-        self._has_weighted = True
-        return loss * self._weight.astype(loss.dtype)
+    @override
+    def weight_of(self, samples: Any) -> Any:
+        return bind(WeightOfSamples(), [jax.numpy.asarray(samples, float)])[0]
 
     def flush(self) -> bool:
         """Apply a window that was cut short; returns whether there was anything to apply."""
@@ -309,6 +300,21 @@ class Binding:
         if not self.inner.sharded:
             self._update.applied()
         return True
+
+
+class WeightOfSamples(HostOperation):
+    """The weight of this rank's loss, given the number of its samples: see `MeanLoss.weight_of`."""
+
+    can_be_batched = False
+    title = "the exchange of the numbers of samples"
+
+    @override
+    def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
+        return list(operands)
+
+    @override
+    def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
+        results[0][...] = context.current().owned(MeanLoss).weight_of(float(operands[0]))
 
 
 def _step_on_joined(inner: InnerStep) -> Callable[[ExchangeResult], None]:

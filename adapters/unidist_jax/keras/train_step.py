@@ -11,11 +11,13 @@ import keras
 import numpy as np
 
 from unidist.runtime import context
+from unidist.strategy.interface import GradientOwner
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist.waits import calling
 from unidist_jax.compiled import translated
 from unidist_jax.keras.training import bind_model
+from unidist_keras.loss_weight import divisor_of_loss
 
 LossFunction = Callable[[Any, Any], Any]
 """Keras' order: targets and the model's outputs to the loss, of which the mean is taken."""
@@ -49,11 +51,11 @@ class TrainStep:
     """
 
     def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
-        runtime = self._runtime = context.current()
+        plan = context.current().plan_for(strategy)
         self.model = model
-        self.optimizer = bind_model(model, optimizer, runtime.plan_for(strategy))
+        self.optimizer = bind_model(model, optimizer, plan)
         self._loss_fn = loss_fn
-        self._mean_loss = MeanLoss(runtime)
+        self._steps_alone = plan.the(GradientOwner).steps_alone
         self._run = jax.jit(self._traced)
         self._evaluate = jax.jit(self._evaluated)
 
@@ -66,7 +68,9 @@ class TrainStep:
             targets: likewise, for the loss function.
 
         Returns:
-            The mean loss over the batches of all ranks, a scalar, equal on every rank.
+            The mean loss over the samples of all ranks, a scalar, equal on every rank. If ranks step alone
+            (local_sgd), that of this rank's batch. Where ranks have different numbers of samples, losses and gradients
+            weigh as much as there are samples.
 
         Raises:
             PeerLostError: a rank has died or could not go on; names it.
@@ -74,14 +78,14 @@ class TrainStep:
         self._build(inputs)
         groups = (self.model.trainable_variables, self.model.non_trainable_variables, self.optimizer.variables)
         values = [[variable.value for variable in group] for group in groups]
+        weight = 1.0 if self._steps_alone else self._weight_of(inputs)
         with translated():
-            loss, new = self._run(values, inputs, targets)
-            mean = self._mean(loss)
+            loss, new = self._run(values, np.asarray(weight, float), inputs, targets)
+            mean = loss if self._steps_alone else self._mean(loss, weight)
         for group, found in zip(groups, new, strict=True):
             for variable, value in zip(group, found, strict=True):
                 variable.assign(value)
-        sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)]
-        context.current().progress.report({"loss": mean}, sizes[0] if sizes else 0)
+        context.current().progress.report({"loss": mean}, _num_samples(inputs))
         return mean
 
     @calling("train_step.evaluate()")
@@ -90,7 +94,8 @@ class TrainStep:
         self._build(inputs)
         groups = (self.model.trainable_variables, self.model.non_trainable_variables)
         values = [[variable.value for variable in group] for group in groups]
-        return self._mean(self._evaluate(*values, inputs, targets))
+        weight = self._weight_of(inputs)
+        return self._mean(self._evaluate(*values, inputs, targets), weight)
 
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for this rank's inputs as in inference."""
@@ -103,12 +108,13 @@ class TrainStep:
         if not self.optimizer.built:
             self.optimizer.build(self.model.trainable_variables)
 
-    def _traced(self, values: Sequence[Any], inputs: Any, targets: Any) -> Any:
+    def _traced(self, values: Sequence[Any], weight: Any, inputs: Any, targets: Any) -> Any:
         trainable, non_trainable, state = values
 
         def loss_of(trainable: Any) -> Any:
             loss, new = self._loss(trainable, non_trainable, inputs, targets, training=True)
-            with keras.StatelessScope(state_mapping=list(zip(self.optimizer.variables, state, strict=True))):
+            mapping = list(zip(self.optimizer.variables, state, strict=True))
+            with keras.StatelessScope(state_mapping=mapping), self.optimizer._unidist.weighting_loss(weight):
                 scaled = self.optimizer.scale_loss(loss)
             return scaled, (loss, new)
 
@@ -126,8 +132,14 @@ class TrainStep:
         loss = jnp.mean(self._loss_fn(targets, outputs))
         return sum((jnp.asarray(each, loss.dtype) for each in losses), loss), new
 
-    def _mean(self, loss: Any) -> Any:
-        runtime = context.current()
-        if runtime is not self._runtime:  # in a later generation of an elastic job
-            self._runtime, self._mean_loss = runtime, MeanLoss(runtime)
-        return jnp.asarray(self._mean_loss(float(loss)), loss.dtype)
+    def _weight_of(self, inputs: Any) -> float:
+        """Return the weight of this rank's loss. Collective."""
+        return context.current().owned(MeanLoss).weight_of(divisor_of_loss(self._loss_fn, _num_samples(inputs)))
+
+    def _mean(self, loss: Any, weight: float) -> Any:
+        return jnp.asarray(context.current().owned(MeanLoss).of_all(weight * float(loss)), loss.dtype)
+
+
+def _num_samples(inputs: Any) -> int:
+    sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)]
+    return sizes[0] if sizes else 0

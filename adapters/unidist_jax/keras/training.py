@@ -28,6 +28,7 @@ from unidist_jax.keras.elastic_fit import ElasticFit
 from unidist_jax.keras.mixin import bind
 from unidist_jax.operations import Average, Compression, Sum
 from unidist_keras.arguments import check_unsharded, listed_groups, local_variables
+from unidist_keras.loss_weight import weigh_batches, weights_samples
 from unidist_keras.mixin import check_plain, scales_loss
 from unidist_keras.unsharded_data import warn_in_fit
 
@@ -81,6 +82,8 @@ def distribute(
     if chosen is None:
         raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
     bound = bind_model(model, chosen, plan, average=averages(op))
+    if context.current().topology.world_size > 1 and weights_samples(plan, average=averages(op)):
+        weigh_batches(model, bound)
     _check_each_step(model)
     if context.current().is_elastic:  # ranks that join later could not compare their data
         ElasticFit(model, bound, plan, elastic)

@@ -29,6 +29,7 @@ class StepRunner(ABC):
         state: Mapping[str, Any],
         *,
         scale: float | None,
+        weight: float,
         trains: bool,
     ) -> tuple[Any, Any, Any]:
         """Compute the loss of this rank's batch; with `trains` also give the gradients to the optimizer.
@@ -39,8 +40,11 @@ class StepRunner(ABC):
             batch: see `TrainStep.__call__`.
             state: the same.
             scale: a factor for the loss of which gradients are computed; None: 1.
+            weight: of this rank's loss in the mean, a factor of the loss and of its gradients, equal on all ranks that
+                see the same data.
             trains: else nothing is changed, but at the first call parameters are divided all the same.
 
         Returns:
-            The parameters and the state to go on with, and the loss: the mean over the ranks that see different data.
+            The parameters and the state to go on with, and the loss: the weighted mean over the ranks that see
+            different data, `MeanLoss.of_all(weight * loss)`.
         """

@@ -19,6 +19,7 @@ from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.runtime import context
 from unidist.strategy.interface import GradientOwner, RunsSteps
 from unidist.strategy.plan import StrategyLike
+from unidist.training.mean_loss import MeanLoss
 from unidist_jax.checkpoint import Training
 from unidist_jax.compiled import translated
 from unidist_jax.elastic import PiecewiseStep, TrainingState, translating
@@ -133,9 +134,10 @@ class TrainStep(Training):
         self._evaluate_alone = jax.jit(functools.partial(self._evaluated, together=False), compiler_options=options)
 
     def __call__(self, *batch: Any, **state: Any) -> Any:
-        """Train on this rank's batch; returns the mean loss over all ranks, a scalar, or `(loss, aux)`.
+        """Train on this rank's batch; returns the mean loss over the samples of all ranks, or `(loss, aux)`.
 
-        If ranks step alone (`local_sgd`), the loss is that of this rank's batch.
+        Where ranks have different numbers of samples (the first dim of the first array), losses and gradients weigh as
+        much as there are samples. If ranks step alone (`local_sgd`), the loss is that of this rank's batch.
 
         Args:
             batch: what `loss_fn` takes after the parameters. Other shapes than before are compiled again. The strategy
@@ -155,7 +157,7 @@ class TrainStep(Training):
             self._training = training_of(context.current(), self._elastic, self._make_training)
             self._has_begun = True
         if self._training is None:
-            return self._step(batch, state, None)
+            return self._step(batch, state, self._weight_of(batch))
         told = self._training.step(lambda share: self._take(share, batch, state))
         return jnp.asarray(told, jax.tree.leaves(self._held)[0].dtype)
 
@@ -171,7 +173,7 @@ class TrainStep(Training):
         if scaler is not None:
             scaler.was_applied = True
         if self._runner is not None:
-            return self._run_by(self._runner, batch, state, scale=scale, trains=True)
+            return self._run_by(self._runner, batch, state, scale=scale, weight=weight, trains=True)
         batch = self._devices.divided(batch)
         with translated():
             self._held, self.opt_state, result = self._run(self._held, self.opt_state, scale, weight, batch, state)
@@ -180,17 +182,26 @@ class TrainStep(Training):
             self._binding.count_pass()
         return self._result(result)
 
+    def _weight_of(self, batch: Sequence[Any]) -> float | None:
+        """Return the weight of this rank's loss; None: no mean is taken, or the ranks run one program. Collective."""
+        if self._steps_alone or self._is_spmd:
+            return None
+        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
+        samples = next((shape[0] for shape in shapes if shape), 0)
+        return context.current().owned(MeanLoss).weight_of(samples)
+
     def evaluate(self, *batch: Any, **state: Any) -> Any:
-        """Return the mean loss of the ranks' batches, or `(loss, aux)`, without an update. Collective.
+        """Return the mean loss over the samples of all ranks, or `(loss, aux)`, without an update. Collective.
 
         In elastic training, where ranks join and leave in between, it is not: it returns that of this rank's batch.
         """
+        weight = self._weight_of(batch) if self._training is None else None
         if self._runner is not None:
-            return self._run_by(self._runner, batch, state, scale=None, trains=False)
+            return self._run_by(self._runner, batch, state, scale=None, weight=weight, trains=False)
         batch = self._devices.divided(batch)
         evaluate = self._evaluate_together if self._training is None else self._evaluate_alone
         with translated():
-            return self._result(jax.block_until_ready(evaluate(self._held, batch, state)))
+            return self._result(jax.block_until_ready(evaluate(self._held, weight, batch, state)))
 
     def flush(self) -> bool:
         """Apply a window of `accumulate=N` that was cut short; returns whether there was one. Collective."""
@@ -234,10 +245,18 @@ class TrainStep(Training):
         return runner
 
     def _run_by(
-        self, runner: StepRunner, batch: Sequence[Any], state: dict[str, Any], *, scale: Any, trains: bool
+        self,
+        runner: StepRunner,
+        batch: Sequence[Any],
+        state: dict[str, Any],
+        *,
+        scale: Any,
+        weight: float | None,
+        trains: bool,
     ) -> Any:
+        weight = 1.0 if weight is None else weight
         self._held, self.opt_state, loss = runner.run(
-            self._held, self.opt_state, batch, state, scale=scale, trains=trains
+            self._held, self.opt_state, batch, state, scale=scale, weight=weight, trains=trains
         )
         return loss
 
@@ -296,7 +315,7 @@ class TrainStep(Training):
     ) -> tuple[Any, Any, Any]:
         def loss_of(params: Any) -> tuple[Any, Any]:
             loss, aux = self._loss(params, batch, more)
-            loss = loss if weight is None else loss * jnp.asarray(weight, loss.dtype)
+            loss = _times(loss, weight)
             return loss if scale is None else loss * scale.astype(loss.dtype), (loss, aux)
 
         if self._inner is not None:
@@ -312,11 +331,12 @@ class TrainStep(Training):
             return held, state, (loss, aux)
         return held, state, (allreduce(loss, name="loss of a training step"), aux)
 
-    def _evaluated(self, held: Any, batch: Sequence[Any], more: Any, *, together: bool) -> tuple[Any, Any]:
+    def _evaluated(self, held: Any, weight: Any, batch: Sequence[Any], more: Any, *, together: bool) -> tuple[Any, Any]:
         def loss_of(params: Any) -> tuple[Any, Any]:
             return self._loss(params, batch, more)
 
         loss, aux = loss_of(held) if self._inner is None else self._inner.evaluate(loss_of, held)
+        loss = _times(loss, weight)
         return allreduce(loss, name="loss of an evaluation") if together else loss, aux
 
     def _loss(self, params: Any, batch: Sequence[Any], state: dict[str, Any]) -> tuple[Any, Any]:
@@ -354,6 +374,10 @@ class TrainStep(Training):
             for place, leaf in zip(places, same(*(flat[place] for place in places)), strict=True):
                 flat[place] = leaf
         return jax.tree.unflatten(structure, flat)
+
+
+def _times(loss: Any, weight: Any) -> Any:
+    return loss if weight is None else loss * jnp.asarray(weight, loss.dtype)
 
 
 def _check_loss(loss: Any) -> None:

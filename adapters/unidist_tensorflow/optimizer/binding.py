@@ -7,21 +7,23 @@ that TensorFlow, which reuses the memory of tensors that nobody else waits for, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.errors import PluginError, UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.negotiation.objects import gather_objects
 from unidist.optim.update import Update
 from unidist.runtime import context
+from unidist.training.mean_loss import MeanLoss
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_keras.arguments import with_groups
+from unidist_keras.loss_weight import WeightsLoss
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.gradients.tensors import (
     AddedOperations,
@@ -40,7 +42,7 @@ from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 _SCALE = tf.TensorSpec([], tf.float64)
 
 
-class Binding:
+class Binding(WeightsLoss):
     """The state of one bound optimizer.
 
     Args:
@@ -68,8 +70,6 @@ class Binding:
         self._initial: Callable[[], Sequence[Any]] | None = None
         self._of_model: Callable[[], Sequence[Any]] | None = None
         self._started = False
-        self._weight: tf.Tensor | None = None
-        self._has_weighted = False
         self._passes_vary = False
         self._host_functions: list[HostFunction] = []
         self.inner = self._make_inner()
@@ -184,7 +184,7 @@ class Binding:
         self._set_up()
         if len(gradients) != len(variables):
             raise UsageError(f"{len(gradients)} gradients for {len(variables)} variables: give one for each, or None")
-        variables, gradients = self._complete(variables, gradients)
+        variables, gradients = self._complete(variables, self.weighted_gradients(gradients))
         for i, variable in enumerate(variables):
             if self._key(variable) in self._places:
                 gradients[i] = self.inner.own_gradient(variable, gradients[i])
@@ -204,31 +204,24 @@ class Binding:
         else:
             self._exchange.accumulate_steps(steps)
 
-    @contextmanager
-    def weighting_loss(self, weight: tf.Tensor) -> Iterator[None]:
-        """Multiply the losses that are scaled within the block by a weight.
+    @override
+    def times(self, value: Any, weight: Any) -> Any:
+        if isinstance(value, tf.IndexedSlices):
+            return tf.IndexedSlices(self.times(value.values, weight), value.indices, value.dense_shape)
+        return value * tf.cast(weight, value.dtype)
 
-        Raises:
-            UsageError: the loss was not scaled.
-        """
-        self._weight = weight
-        self._has_weighted = False
-        try:
-            yield
-        finally:
-            self._weight = None
-        if not self._has_weighted:
-            raise UsageError(
-                "the model's own train_step does not call optimizer.scale_loss(loss), and in elastic training that is "
-                "where a rank's loss gets its weight: take the gradients of optimizer.scale_loss(loss)"
-            )
+    @override
+    def num_samples(self, inputs: Any) -> Any:
+        if isinstance(inputs, tf.RaggedTensor):
+            return inputs.nrows()
+        return inputs.dense_shape[0] if isinstance(inputs, tf.SparseTensor) else tf.shape(inputs)[0]
 
-    def weighted(self, loss: Any) -> Any:
-        """Return the loss with the weight that `weighting_loss` gives it."""
-        if self._weight is None:
-            return loss
-        self._has_weighted = True
-        return loss * tf.cast(self._weight, loss.dtype)
+    @override
+    def weight_of(self, samples: Any) -> Any:
+        def exchange(own: Array) -> list[Array]:
+            return [np.asarray(context.current().owned(MeanLoss).weight_of(float(own)))]
+
+        return host_node(exchange, [tf.cast(samples, tf.float64)], [_SCALE], name="unidist_samples_of_a_step")[0]
 
     def flush(self) -> bool:
         """Apply a window that was cut short; returns whether there was anything to apply."""

@@ -22,6 +22,7 @@ from unidist.strategy.interface import Plan, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_model, planned_update
 from unidist_keras.arguments import check_unsharded, listed_groups
+from unidist_keras.loss_weight import weigh_batches, weights_samples
 from unidist_keras.mixin import check_plain, scales_loss
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
@@ -103,6 +104,8 @@ def distribute(
         model, bound = bind_model(model, chosen, plan, average=averages(op))
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
+    if runtime.topology.world_size > 1 and weights_samples(plan, average=averages(op)):
+        weigh_batches(model, bound)
     runs = plan.find(RunsSteps)
     if runs is None:
         _prepare_fit(model, bound)

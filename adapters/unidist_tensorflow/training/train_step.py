@@ -11,6 +11,7 @@ from unidist.strategy.interface import GradientOwner, OwnsParameters, RunsSteps
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import MeanLoss
 from unidist.waits import calling
+from unidist_keras.loss_weight import divisor_of_loss
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.training.distributed_optimizer import bind_model, build_on_all_ranks
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, WholeStepRunner, structure_of
@@ -52,9 +53,11 @@ class TrainStep:
         self.model, self.optimizer = bind_model(model, optimizer, plan)
         self._runner: StepRunner = make(self.model, loss_fn, self.optimizer)
         self._loss_fn = loss_fn
-        self._mean_loss = MeanLoss(runtime)
+        runtime.owned(MeanLoss)  # collective
         self._owner = plan.find(OwnsParameters)
         self._steps_alone = plan.the(GradientOwner).steps_alone
+        with tf.device("CPU:0"):
+            self._weight = tf.Variable(1.0, trainable=False, dtype=tf.float64)  # which compiled functions read
 
     @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> tf.Tensor:
@@ -68,8 +71,9 @@ class TrainStep:
             targets: likewise, for the loss function.
 
         Returns:
-            The mean loss over the batches of all ranks, a scalar, equal on every rank. If ranks step alone
-            (local_sgd, parameter_server=async), that of this rank's batch.
+            The mean loss over the samples of all ranks, a scalar, equal on every rank. If ranks step alone
+            (local_sgd, parameter_server=async), that of this rank's batch. Where ranks have different numbers of
+            samples, losses and gradients weigh as much as there are samples.
 
         Raises:
             PeerLostError: a rank has died or could not go on; names it.
@@ -82,11 +86,8 @@ class TrainStep:
             inputs,
             lambda outputs: tf.reduce_mean(self._loss_fn(targets, outputs)),
         )
-        loss = self._runner.run(inputs, targets)
-        if not self._steps_alone:
-            loss = self._mean(loss)
-        shapes = [tensor.shape for tensor in tf.nest.flatten(inputs) if tensor is not None and tensor.shape.rank]
-        context.current().progress.report({"loss": loss}, int(shapes[0][0]) if shapes else 0)
+        loss = self._runner.run(inputs, targets) if self._steps_alone else self._weighted_step(inputs, targets)
+        context.current().progress.report({"loss": loss}, _num_samples(inputs))
         return loss
 
     @calling("train_step.evaluate()")
@@ -96,7 +97,8 @@ class TrainStep:
         build_on_all_ranks(self.model, self.optimizer, inputs)
         if self._owner is not None:
             self._owner.pull()
-        return self._mean(self._runner.evaluate(inputs, targets))
+        weight = self._weight_of(inputs)
+        return self._mean(self._runner.evaluate(inputs, targets), weight)
 
     @calling("train_step.predict()")
     def predict(self, inputs: Any) -> Any:
@@ -105,5 +107,22 @@ class TrainStep:
         build_on_all_ranks(self.model, self.optimizer, inputs)
         return self._runner.predict(inputs)
 
-    def _mean(self, loss: tf.Tensor) -> tf.Tensor:
-        return tf.constant(self._mean_loss(float(loss)), loss.dtype)
+    def _weighted_step(self, inputs: Any, targets: Any) -> tf.Tensor:
+        """Train on a batch, each sample of all ranks with the same weight; return their mean loss."""
+        weight = self._weight_of(inputs)
+        self._weight.assign(weight)
+        with self.optimizer._unidist.weighting_loss(self._weight):
+            loss = self._runner.run(inputs, targets)
+        return self._mean(loss, weight)
+
+    def _weight_of(self, inputs: Any) -> float:
+        """Return the weight of this rank's loss. Collective."""
+        return context.current().owned(MeanLoss).weight_of(divisor_of_loss(self._loss_fn, _num_samples(inputs)))
+
+    def _mean(self, loss: tf.Tensor, weight: float) -> tf.Tensor:
+        return tf.constant(context.current().owned(MeanLoss).of_all(weight * float(loss)), loss.dtype)
+
+
+def _num_samples(inputs: Any) -> int:
+    shapes = [tensor.shape for tensor in tf.nest.flatten(inputs) if tensor is not None and tensor.shape.rank]
+    return int(shapes[0][0]) if shapes else 0

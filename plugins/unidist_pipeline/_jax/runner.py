@@ -73,6 +73,7 @@ class PipelineRunner(StepRunner):
         state: Mapping[str, Any],
         *,
         scale: float | None,
+        weight: float,
         trains: bool,
     ) -> tuple[Any, Any, Any]:
         with self._rank.guarded(), translated():
@@ -104,7 +105,7 @@ class PipelineRunner(StepRunner):
                         MicroBatch(compiled[number], part, fraction)
                         for compiled, part, fraction in zip(of_parts, parts, fractions, strict=True)
                     ]
-                    stage.begin_run(microbatches, own, (scale or 1.0) if trains else None)
+                    stage.begin_run(microbatches, own, weight * (scale or 1.0) if trains else None)
 
             self._rank.run(
                 self._stages,
@@ -121,7 +122,7 @@ class PipelineRunner(StepRunner):
             else:
                 for stage in self._stages.values():
                     stage.end_run()
-            return held, opt_state, jnp.asarray(self._mean_loss(total), self._loss_type)
+            return held, opt_state, jnp.asarray(self._mean_loss.of_all(weight * total), self._loss_type)
 
     def _traced_update(self, gradients: Any, opt_state: Any, held: Any) -> tuple[Any, Any]:
         return self._optimizer.binding.apply(gradients, opt_state, held, early=())

@@ -74,6 +74,31 @@ def test_a_step_does_what_a_loop_and_one_process_do(two: PartOfPool) -> None:
     two.run(on_rank)
 
 
+def test_ranks_with_batches_of_different_size_have_the_numbers_of_one_process(two: PartOfPool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            for strategy in ("data", "zero=1", "zero=3", "accumulate=2"):
+                step = ud.TrainStep(_loss, _params(0), optax.sgd(0.05), strategy)
+                alone, plain = _params(0), optax.sgd(0.05)
+                state: Any = plain.init(alone)
+                last: Any = None
+                for x, y in _batches(4, 0, 1):
+                    part = slice(0, 3) if ud.rank() == 0 else slice(3, 4)
+                    loss, gradients = jax.value_and_grad(_loss)(alone, x, y)
+                    np.testing.assert_allclose(step.evaluate(x[part], y[part]), loss, rtol=1e-12)
+                    np.testing.assert_allclose(step(x[part], y[part]), loss, rtol=1e-12)
+                    if strategy == "accumulate=2":
+                        if last is None:
+                            last = gradients
+                            continue
+                        gradients, last = jax.tree.map(lambda a, b: (a + b) / 2, gradients, last), None
+                    updates, state = plain.update(gradients, state, alone)
+                    alone = optax.apply_updates(alone, updates)
+                _close(step.params, alone)
+
+    two.run(on_rank)
+
+
 def test_a_short_window_is_applied_by_flush(two: PartOfPool) -> None:
     def on_rank() -> None:
         with runtime():
