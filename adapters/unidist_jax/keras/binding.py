@@ -306,7 +306,11 @@ class WeightOfSamples(HostOperation):
     """The weight of this rank's loss, given the number of its samples: see `MeanLoss.weight_of`."""
 
     can_be_batched = False
-    title = "the exchange of the numbers of samples"
+
+    @property
+    @override
+    def title(self) -> str:
+        return "the exchange of the numbers of samples"
 
     @override
     def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:

@@ -57,7 +57,7 @@ class TrainStep:
         self._owner = plan.find(OwnsParameters)
         self._steps_alone = plan.the(GradientOwner).steps_alone
         with tf.device("CPU:0"):
-            self._weight = tf.Variable(1.0, trainable=False, dtype=tf.float64)  # which compiled functions read
+            self._weight = tf.Variable(tf.constant(1.0, tf.float64), trainable=False)  # which compiled functions read
 
     @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> tf.Tensor:
