@@ -86,7 +86,7 @@ def _run(plan: Plan, folder: Path) -> Outcome:
 
 
 def _names_a_cause(line: str) -> bool:
-    return "failed first" in line or "was lost" in line or "ended by" in line
+    return any(words in line for words in ("failed first", "was lost", "ended by", "has ended before"))
 
 
 def _left(job: CampaignJob) -> str:

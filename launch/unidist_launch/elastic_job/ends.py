@@ -137,6 +137,7 @@ class WorkerEnds:
         for worker in parts.workers:
             if worker.joined is None and not worker.is_leaving:
                 worker.is_leaving = True
+                worker.kill_at = time.monotonic() + parts.job.grace_period.total_seconds()
                 parts.signal_worker(worker.number, worker.host, signal.SIGTERM)
 
     def _note_failure(self, worker: StartedWorker, returncode: int, host_lost: str, now: float) -> None:

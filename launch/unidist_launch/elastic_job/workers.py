@@ -25,7 +25,7 @@ class StartedWorker:
         num_commits: how many it has made, as far as it has told.
         is_leaving: it was asked to go, or has said that it goes.
         has_left: it was let go.
-        kill_at: when it is to be killed, because it hangs.
+        kill_at: when it is to be killed, because it hangs, or was asked to end and has not.
         last_bytes: the last byte that it wrote, by stream.
     """
 
