@@ -48,8 +48,9 @@ class ComputeService:
     def __init__(
         self, dispatchers: int, workers_per_dispatcher: int, key: bytes, nics: Sequence[str] | None = None
     ) -> None:
-        self._host = interface_address(nics) if nics else os.environ.get("UNIDIST_HOST_ADDRESS") or socket.gethostname()
-        self._server = ControlServer(KeyValueService(), key)
+        known = interface_address(nics) if nics else os.environ.get("UNIDIST_HOST_ADDRESS", "")
+        self._host = known or socket.gethostname()  # whose address others may see differently from this host
+        self._server = ControlServer(KeyValueService(), key, host=known)
         self._server.start()
 
     def addresses(self) -> Mapping[str, Sequence[tuple[str, int]]]:

@@ -13,7 +13,6 @@ from datetime import timedelta
 
 from unidist.control import KeyValues, format_address, job_values
 from unidist.errors import ConfigurationError, PeerLostError
-from unidist.jobs import is_loopback
 from unidist.settings import job_secret, values_place
 from unidist_data_service.keys import KEY_FILE_VARIABLE, worker_key
 from unidist_data_service.worker.server import DataWorker
@@ -37,7 +36,7 @@ def run_worker(environ: Mapping[str, str] | None = None, *, joins: bool = False)
     values = job_values(env, timeout=timedelta(seconds=60))
     host = env.get("UNIDIST_HOST_ADDRESS") or _own_address(values_place(env).address)
     number = int(env.get("UNIDIST_ROLE_INDEX", "0"))
-    worker = DataWorker(f"data worker {number}", job_secret(), host="127.0.0.1" if is_loopback(host) else "")
+    worker = DataWorker(f"data worker {number}", job_secret(), host=host)
     try:
         address = json.dumps([host, worker.port]).encode()
         if joins:

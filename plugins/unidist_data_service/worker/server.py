@@ -106,17 +106,15 @@ class DataWorker:
     Args:
         name: in messages.
         secret: of the job.
-        host: address to listen at; "": all.
+        host: address to listen at.
     """
 
-    def __init__(self, name: str, secret: bytes, *, host: str = "") -> None:
+    def __init__(self, name: str, secret: bytes, *, host: str = "127.0.0.1") -> None:
         self.name = name
         """In messages."""
         self._secret = secret
-        if host or not socket.has_dualstack_ipv6():
-            sock = socket.create_server((host, 0))
-        else:
-            sock = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        sock = socket.create_server((host, 0), family=family, backlog=512)
         self.port: int = sock.getsockname()[1]
         self._listener = ChannelListener(sock, self._proved, self._connected, name="unidist-data-read")
         self._requests: queue.SimpleQueue[tuple[_Rank, Message, bytes] | None] = queue.SimpleQueue()
