@@ -83,7 +83,7 @@ class Plan:
         """Whether an error that names the cause is as good as the sum."""
         if self.job == "plain":
             return True
-        if self.job in ("servers", "data") and self.faults[0].step == 0:
+        if self.job == "servers" and self.faults[0].step == 0:
             return True  # nobody had connected to it
         return any(fault.target == "launcher" and self.job != "resumable" for fault in self.faults)
 

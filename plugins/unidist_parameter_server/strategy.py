@@ -30,6 +30,7 @@ from unidist.strategy.interface import (
 )
 from unidist_parameter_server.steps import StoreSteps
 from unidist_parameter_server.store.shards import size_in_bytes
+from unidist_parameter_server.wire import SERVER_ROLE
 
 if TYPE_CHECKING:
     from unidist.cost_model import RankMemory, RankStep, SearchProblem, Workload
@@ -311,7 +312,7 @@ class ParameterServer(
     @override
     def side_processes(self, plan: Plan) -> Sequence[SideProcess]:
         command = (sys.executable, "-m", "unidist_parameter_server.server")
-        return [SideProcess(command, "ps", index=number) for number in range(self.servers)]
+        return [SideProcess(command, SERVER_ROLE, index=number) for number in range(self.servers)]
 
 
 @dataclass

@@ -8,7 +8,8 @@ Messages of a client, and the answers:
     member   its rank, or null         -> none; a rank whose connection ends without `leave` is lost
     set      key, value                -> done
     claim    key, value                -> the value that the key has now: this one, or the one that it had
-    get      keys                      -> values; null where there is none yet, and which ranks are lost
+    get      keys, of                  -> values; null where there is none yet, and which ranks are lost; of processes
+                                          beside the ranks, `of` are names: which of them have ended, and why
     leave                              -> none
 """
 
@@ -45,6 +46,17 @@ class KeyValueService(Service):
         self._values: dict[str, str] = {}
         self._ranks: dict[int, int] = {}
         self._lost: set[int] = set()
+        self._ended: dict[str, str] = {}
+
+    def note_end(self, name: str, reason: str) -> Iterable[Action]:
+        """A process beside the ranks has ended, which nobody had asked for: who waits for its values is told.
+
+        Args:
+            name: "ps 0".
+            reason: "killed by signal 9 (SIGKILL)".
+        """
+        self._ended[name] = reason
+        return ()
 
     @override
     def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
@@ -60,7 +72,8 @@ class KeyValueService(Service):
             yield Send(peer, {"type": "values", "values": [held]})
         elif kind == "get":
             found = [self._values.get(str(key)) for key in message["keys"]]
-            yield Send(peer, {"type": "values", "values": found, "lost": sorted(self._lost)})
+            ended = {name: self._ended[name] for name in message.get("of", ()) if name in self._ended}
+            yield Send(peer, {"type": "values", "values": found, "lost": sorted(self._lost), "ended": ended})
         elif kind == "leave":
             self._ranks.pop(peer, None)
         else:
@@ -172,17 +185,23 @@ class KeyValues:
         """Return whether all of these have a value. Raises as the class."""
         return None not in self._ask({"type": "get", "keys": list(keys)})["values"]
 
-    def wait(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+    def wait(self, keys: Sequence[str], timeout: timedelta, *, of: Sequence[str] = ()) -> list[bytes]:
         """Return the values of these keys, in their order, when all have one.
+
+        Args:
+            keys: of the values.
+            timeout: longest wait.
+            of: processes beside the ranks that are to set them, by name ("ps 0").
 
         Raises:
             StalledError: they have none after `timeout`.
-            PeerLostError: a rank was lost before it set them, or the server is gone.
+            PeerLostError: a rank was lost, or one of these processes has ended, before they were set, or the server is
+                gone.
         """
         deadline = time.monotonic() + timeout.total_seconds()
         pause = _FIRST_PAUSE_SEC
         while True:
-            answer = self._ask({"type": "get", "keys": list(keys)})
+            answer = self._ask({"type": "get", "keys": list(keys), "of": list(of)})
             if None not in answer["values"]:
                 return [base64.b64decode(value) for value in answer["values"]]
             if answer["lost"]:
@@ -190,6 +209,9 @@ class KeyValues:
                     f"{self._name}: rank(s) {format_ranks(answer['lost'])} were lost while the ranks connected",
                     ranks=answer["lost"],
                 )
+            if answer["ended"]:
+                ends = "; ".join(f"{name} has ended: {reason}" for name, reason in answer["ended"].items())
+                raise PeerLostError(f"{self._name}: {', '.join(keys)} will not come: {ends}")
             if time.monotonic() + pause > deadline:
                 missing = [key for key, value in zip(keys, answer["values"], strict=True) if value is None]
                 raise StalledError(f"{self._name}: {', '.join(missing)} did not come in {timeout.total_seconds():g} s")

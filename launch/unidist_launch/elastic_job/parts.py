@@ -109,6 +109,7 @@ class ElasticParts:
             max_num=self.limits.max_num,
             shape=None if self.limits.mesh is None else ReplicaShape.of(self.limits.mesh),
         )
+        self._values = KeyValueService()
         self.coordinator, self.server, identity = self._open_server(membership, secret)
         self.secret = identity.secret
         self.selector = stack.enter_context(selectors.DefaultSelector())
@@ -148,7 +149,11 @@ class ElasticParts:
 
     def _served(self, coordinator: ElasticCoordinator) -> Service:
         """Return what the control server serves: the coordinator and, if processes need them, values."""
-        return WithKeyValues(coordinator, KeyValueService()) if self.job.has_side_processes else coordinator
+        return WithKeyValues(coordinator, self._values) if self.job.has_side_processes else coordinator
+
+    def keep_end(self, name: str, reason: str) -> None:
+        """Keep, for those who wait for values of a process beside the ranks, that it has ended."""
+        self.server.call(lambda: self._values.note_end(name, reason))
 
     def connect_values(self) -> KeyValues:
         """Connect to the values that the job's processes share."""

@@ -68,7 +68,11 @@ class ElasticRun:
         self._is_taken_back = False
         self._observation = Observation(job, parts.log, parts.output, self._signal_worker, stack)
         reports = SideReports(
-            parts.output.message, self._observation.publish, self._observation.process_exited, parts.ending.fail
+            parts.output.message,
+            self._observation.publish,
+            self._observation.process_exited,
+            parts.ending.fail,
+            parts.keep_end,
         )
         self._roster = SideRoster(job, self, reports, may_grow=True)
         stack.callback(self._roster.close)

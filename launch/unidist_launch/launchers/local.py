@@ -96,9 +96,10 @@ class _Run:
         self._secret = secrets.token_bytes(32)
         self._side: SideHost | None = None
         self._server: ControlServer | None = None
+        self._values = KeyValueService()
         variables = {}
         if job.has_side_processes:
-            self._server = ControlServer(KeyValueService(), self._secret, host=_LOOPBACK)
+            self._server = ControlServer(self._values, self._secret, host=_LOOPBACK)
             stack.callback(self._server.close)
             variables["UNIDIST_JOB_VALUES"] = f"{_LOOPBACK}:{self._server.port}"
         places = tuple(Topology(rank, job.num_proc, rank, job.num_proc) for rank in range(job.num_proc))
@@ -113,6 +114,7 @@ class _Run:
             self._events.observation.publish,
             self._events.observation.process_exited,
             self._ending.fail,
+            self._keep_end,
         )
         self._roster = SideRoster(job, self, reports)
         stack.callback(self._roster.close)
@@ -166,6 +168,10 @@ class _Run:
         return code
 
     # The processes beside the ranks
+
+    def _keep_end(self, name: str, reason: str) -> None:
+        if self._server is not None:
+            self._server.call(lambda: self._values.note_end(name, reason))
 
     def start_side(self, host: int, number: int, process: SideProcess) -> None:
         """Start a process; for the roster."""

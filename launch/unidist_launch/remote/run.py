@@ -115,13 +115,20 @@ class RemoteRun:
             num_hosts=num_agents, world_size=job.num_proc, heartbeat=job.heartbeat, agents=self._host_of
         )
         observation = self._events.observation
-        reports = SideReports(self._output.message, observation.publish, observation.process_exited, self._ending.fail)
+        self._values = KeyValueService()
+        reports = SideReports(
+            self._output.message,
+            observation.publish,
+            observation.process_exited,
+            self._ending.fail,
+            lambda name, reason: self._server.call(lambda: self._values.note_end(name, reason)),
+        )
         self._roster = SideRoster(job, self, reports, reserved=self._guest_roles)
         self._roster.check_hosts(len(self._first_agents))
         stack.callback(self._roster.close)
         service: Service = self._coordinator
         if self._has_values:
-            service = WithKeyValues(service, KeyValueService())
+            service = WithKeyValues(service, self._values)
             observation.attach(self._roster, self._connect_values)
         self._server = ControlServer(service, self._secret, port=port)
         stack.callback(self._server.close)

@@ -54,12 +54,14 @@ class SideReports:
         publish: adds an event to the job's log.
         process_exited: is told when a process that an observer has started has ended.
         fail: ends the job; given the reason.
+        keep_end: keeps, for those who wait for values of the process, that it has ended; given its name and the reason.
     """
 
     message: Callable[[str], None]
     publish: Callable[..., None]
     process_exited: Callable[[int, int], None]
     fail: Callable[[str], None]
+    keep_end: Callable[[str, str], None]
 
 
 @dataclass(eq=False)
@@ -342,6 +344,7 @@ class SideRoster:
         was_asked = self._is_over or side.kill_at is not None
         if was_asked or returncode == NOT_STARTED:
             return
+        self._reports.keep_end(side.wanted.name, reason)
         name, host = side.wanted.name, f"host {side.host}, pid {side.pid}"
         if side.wanted.is_vital and returncode:
             self._reports.fail(f"the job has ended: {name} has failed ({host}): {reason}")

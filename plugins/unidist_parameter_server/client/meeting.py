@@ -16,7 +16,7 @@ from unidist_parameter_server.client.link import SegmentLink, ServerAddresses
 from unidist_parameter_server.client.store import RemoteStore
 from unidist_parameter_server.store.memory import StoreShape
 from unidist_parameter_server.store.placement import assign
-from unidist_parameter_server.wire import SegmentLayout, address_from, server_key
+from unidist_parameter_server.wire import SERVER_ROLE, SegmentLayout, address_from, server_key
 
 _TOKEN_BYTES = 16
 _MESSAGE_BYTES = 1000
@@ -142,7 +142,8 @@ def addresses_of(number: int, timeout: timedelta) -> ServerAddresses:
     """Return where the servers listen, as they have told the job's directory; waits until all have."""
     values = job_values()
     try:
-        found = values.wait([server_key(server) for server in range(number)], timeout)
+        names = [f"{SERVER_ROLE} {server}" for server in range(number)]
+        found = values.wait([server_key(server) for server in range(number)], timeout, of=names)
     finally:
         values.close()
     return [address_from(value) for value in found]

@@ -12,6 +12,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist_parameter_server.wire.channel import ArrayChannel
     from unidist_parameter_server.wire.directory import (
+        SERVER_ROLE,
         address_from,
         address_value,
         claim_key,
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     from unidist_parameter_server.wire.encoding import SegmentLayout, failure, rules_of, rules_to_json, told_error
 
 __all__ = [
-    "ArrayChannel", "SegmentLayout", "address_from", "address_value", "claim_key", "failure", "failure_value",
-    "rules_of", "rules_to_json", "server_key", "told_error",
+    "ArrayChannel", "SERVER_ROLE", "SegmentLayout", "address_from", "address_value", "claim_key", "failure",
+    "failure_value", "rules_of", "rules_to_json", "server_key", "told_error",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "channel": "ArrayChannel",
-        "directory": "address_from address_value claim_key failure_value server_key",
+        "directory": "SERVER_ROLE address_from address_value claim_key failure_value server_key",
         "encoding": "SegmentLayout failure rules_of rules_to_json told_error",
     },
 )

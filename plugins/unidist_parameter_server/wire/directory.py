@@ -6,6 +6,9 @@ import json
 
 from unidist.errors import ConfigurationError
 
+SERVER_ROLE = "ps"
+"""Of the servers, among the processes beside the ranks."""
+
 
 def server_key(number: int) -> str:
     """Return the key of a server's address."""

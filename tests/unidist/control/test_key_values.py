@@ -79,6 +79,20 @@ def test_who_waits_is_told_of_a_rank_that_was_lost_and_not_of_one_that_has_left(
     waiting.close()
 
 
+def test_who_waits_for_a_process_that_has_ended_is_told() -> None:
+    service = KeyValueService()
+    with ControlServer(service, SECRET, host="127.0.0.1") as made:
+        waiting = client(made, 0)
+        waiting.set("a", b"1")
+        made.call(lambda: service.note_end("ps 1", "killed by signal 9"))
+        with pytest.raises(PeerLostError, match="rank 0: a, b will not come: ps 1 has ended: killed by signal 9"):
+            waiting.wait(["a", "b"], WAIT, of=["ps 0", "ps 1"])
+        assert waiting.wait(["a"], WAIT, of=["ps 1"]) == [b"1"]
+        with pytest.raises(StalledError):
+            waiting.wait(["b"], timedelta(seconds=0.2), of=["ps 0"])
+        waiting.close()
+
+
 def test_waits_end_with_the_server() -> None:
     with ControlServer(KeyValueService(), SECRET, host="127.0.0.1") as made:
         waiting = client(made)

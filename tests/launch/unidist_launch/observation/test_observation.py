@@ -149,7 +149,8 @@ def test_an_observer_starts_processes_and_is_told_of_their_end(capfd: pytest.Cap
     with ExitStack() as stack:
         _, output, observation = observe(stack, starter, other)
         hosts = Hosts()
-        reports = SideReports(output.message, observation.publish, observation.process_exited, lambda reason: None)
+        ignored: Any = lambda *_: None  # noqa: E731
+        reports = SideReports(output.message, observation.publish, observation.process_exited, ignored, ignored)
         hosts.roster = SideRoster(Job(("train",), 2), hosts, reports)
         observation.attach(hosts.roster, lambda: pytest.fail("nobody asks for values"))
         hosts.roster.place([0])

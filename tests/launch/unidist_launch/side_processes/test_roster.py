@@ -25,6 +25,7 @@ class Launcher:
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.exited: list[tuple[int, int]] = []
         self.failures: list[str] = []
+        self.ends: list[tuple[str, str]] = []
         job = Job(("true",), 1, side_processes=processes, **more)
         self.roster = SideRoster(
             job,
@@ -34,6 +35,7 @@ class Launcher:
                 lambda event, **fields: self.events.append((event, fields)),
                 lambda number, code: self.exited.append((number, code)),
                 self.failures.append,
+                lambda name, reason: self.ends.append((name, reason)),
             ),
             may_grow=may_grow,
         )
@@ -92,6 +94,7 @@ def test_an_end_that_nobody_asked_for_is_told_and_may_end_the_job() -> None:
     assert "ps 0 has ended before the ranks (host 0, pid 100): exit code 3" in launcher.messages[-1]
     launcher.roster.side_ended(2, 0)
     assert "ps 2 has ended before the ranks" in launcher.messages[-1]
+    assert launcher.ends == [("ps 0", "exit code 3"), ("ps 2", "exit code 0")]
     assert not launcher.failures
     launcher.roster.host_lost(0, "silence")
     assert launcher.failures == ["the job has ended: ps 1 has failed (host 0, pid 101): its host was lost: silence"]
