@@ -128,10 +128,21 @@ def dense(seed: int = 5) -> Any:
     )
 
 
+def shared(seed: int = 5) -> Any:
+    """One block with a skip around it, a model of its own, that is used three times."""
+    keras.utils.set_random_seed(seed)
+    inner = keras.Input((WIDTH,))
+    block = keras.Model(inner, inner + L.Dense(WIDTH)(L.Dense(2 * WIDTH, "tanh")(inner)))
+    x = inputs = keras.Input((WIDTH,))
+    for _ in range(3):
+        x = block(x)
+    return keras.Model(inputs, L.Dense(TOKENS)(x))
+
+
 def data(kind: str) -> tuple[Any, Any]:
     """The same batches on every rank."""
     generator = np.random.default_rng(3)
-    if kind == "dense":
+    if kind in ("dense", "shared"):
         return generator.normal(size=(STEPS, BATCH, WIDTH)), generator.integers(TOKENS, size=(STEPS, BATCH))
     tokens = generator.integers(TOKENS, size=(2, STEPS, BATCH, LENGTH))
     return tokens[0], tokens[1]
@@ -142,6 +153,7 @@ MODELS: dict[str, Callable[..., Any]] = {
     "one block": functools.partial(transformer, blocks=1),  # traced in half the time
     "positions": positions,
     "dense": dense,
+    "shared": shared,
 }
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),

@@ -55,6 +55,7 @@ def rank_pools(tensorflow_pools: PartPools) -> PartPools:
         (2, "transformer", "adamw", "tensor=2", {}),
         (2, "dense", "sgd", "tensor=2", {"fit": True}),
         (3, "one block", "sgd", "tensor=3", {"fit": True}),
+        (2, "shared", "sgd", "tensor=2", {}),
         (3, "dense", "adamw", "tensor=3:plan=**.dense*=column_gather", {}),
         (2, "dense", "adamw", "tensor=2:plan=**.dense*=row_split,accumulate=2", {}),
         (2, "dense", "sgd", "tensor=2,clip_norm=0.05", {"clip": 0.05}),

@@ -197,7 +197,7 @@ def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assi
             raise ConfigurationError(
                 "tensor: no layer of this model was found that could be cut: "
                 + "; ".join(f"{path}: {why}" for path, why in list(found.reasons.items())[:6])
-                + ". Give roles: tensor=N:plan=PATTERN=ROLE;..."
+                + ". Give roles: tensor=N:plan=PATTERN=ROLE+..."
             )
         return found
     given: dict[str, Role] = {

@@ -29,6 +29,7 @@ _ELEMENT_WISE_OPERATIONS = frozenset(
         "Add",
         "Cast",
         "Celu",
+        "ConvertToTensor",
         "Divide",
         "Elu",
         "Exp",
@@ -111,6 +112,7 @@ class Flow:
         self._same: dict[int, int] = {}  # one tensor under two identities: inside and outside of a composite layer
         self._kept: list[Any] = []  # tensors whose identities are in use
         self._outputs: set[int] = set()
+        self._opened: set[int] = set()  # graphs, by their identity
         self.failures: dict[int, str] = {}
         """Why a composite layer could not be opened, by its identity."""
         self._open_model(model)
@@ -257,11 +259,12 @@ class Flow:
     def _open(self, node: Any) -> bool:
         """Record the inside of a composite layer in place of it; says whether that worked."""
         graph = _graph_of(node.operation)
-        if graph is not None:
+        if graph is not None and id(graph) not in self._opened:
+            self._opened.add(id(graph))
             for inner, outer in zip(graph.inputs, node.input_tensors, strict=True):
                 self._alias(inner, outer)
             outputs, inputs = graph.outputs, graph.inputs
-        else:
+        else:  # also a graph that is used once more: its own symbols stand for the first use
             found = self._called(node.operation, node.arguments.args, node.arguments.kwargs)
             if found is None:
                 return False
