@@ -20,12 +20,18 @@ pytestmark = pytest.mark.parallel
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "UNIDIST_TIMEOUT_SEC": "60"}
 
 
+def free_port() -> int:
+    """Return a port for a store of torch.distributed that no other test has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @pytest.mark.parametrize("line", ["data", "zero=2", "zero=3:shared=false"])
 def test_a_loop_is_that_of_one_process(line: str, rank_pool: RankPoolFactory, tmp_path: Path) -> None:
     expected = rank_pool(1, env=ENVIRONMENT).run(accelerated, (0, 4, None, str(tmp_path / "alone")))[0]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     found = rank_pool(2, env=ENVIRONMENT).run(accelerated, (port, 2, line, str(tmp_path / "ranks")))
     for each in found:
         assert isinstance(each, dict), each
@@ -61,18 +67,20 @@ def prepared_apart() -> Any:
 @pytest.mark.parametrize(("line", "shares"), [("data", 2), ("tensor=2", 1)])
 def test_a_schedule_steps_once_for_each_share(rank_pool: RankPoolFactory, line: str, shares: int) -> None:
     # Of a loader with 8 batches each of two shares trains on 4, each time with two steps of the schedule.
-    for rates in rank_pool(2, env=ENVIRONMENT).run(scheduled, (line,)):
+    for rates in rank_pool(2, env=ENVIRONMENT).run(scheduled, (free_port(), line)):
         assert rates == [1.0 - step * shares / 16 for step in range(1, 8 // shares + 1)]
 
 
-def scheduled(line: str) -> Any:
+def scheduled(port: int, line: str) -> Any:
     import torch
     from field_scripts import end_torch_distributed
 
     import unidist.torch as ud
+    from unidist.settings.environment import set_variables
     from unidist_transformers import UnidistAccelerator
 
-    accelerator = UnidistAccelerator(cpu=True, strategy=line)
+    with set_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}):
+        accelerator = UnidistAccelerator(cpu=True, strategy=line)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 - step / 16)
@@ -94,10 +102,7 @@ def scheduled(line: str) -> Any:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_stream_that_rank_0_reads_is_divided_over_the_shares(rank_pool: RankPoolFactory, ranks: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    found = rank_pool(ranks, env=ENVIRONMENT).run(dispatched, (port,))
+    found = rank_pool(ranks, env=ENVIRONMENT).run(dispatched, (free_port(),))
     assert {share for share, *_ in found} == set(range(ranks // 2))
     for share, shares, batches, skipped, labels in found:
         whole = list(range(15)) + [0] * (15 % shares)  # the last batch is completed by the first one
@@ -120,7 +125,7 @@ def dispatched(port: int) -> Any:
         def __iter__(self) -> Any:
             return iter(range(15))
 
-    with set_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}):  # a store that no earlier test has had
+    with set_variables({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}):
         accelerator = UnidistAccelerator(cpu=True, strategy="tensor=2")
     model = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
     try:
