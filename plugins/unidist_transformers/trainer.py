@@ -16,6 +16,7 @@ from unidist_transformers.versions import check_version
 check_version("transformers")  # before the imports below fail in other ways
 
 from transformers import Trainer, TrainingArguments  # noqa: E402
+from transformers import trainer as _of_transformers  # noqa: E402
 
 from unidist_transformers.accelerator import bound_optimizer, distribute_by_unidist  # noqa: E402
 from unidist_transformers.checkpoint_files import SCHEDULER, load_before, load_optimizer, save_optimizer  # noqa: E402
@@ -61,6 +62,17 @@ class UnidistTrainer(Trainer):
         if resume_from_checkpoint is not None and bound_optimizer(self.model) is None:
             load_before(Path(resume_from_checkpoint), self.accelerator.plan, self.create_optimizer())
         return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    @override
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> Any:
+        # A resumed epoch begins after the batches that are trained, which the Trainer skips by a function of
+        # accelerate's, in place of the accelerator's method, and so without what divides them over the shares.
+        function = _of_transformers.skip_first_batches
+        _of_transformers.skip_first_batches = self.accelerator.skip_first_batches
+        try:
+            return super()._run_epoch(*args, **kwargs)
+        finally:
+            _of_transformers.skip_first_batches = function
 
     # Checkpoints: the files are transformers' own, whole, written by rank 0
 

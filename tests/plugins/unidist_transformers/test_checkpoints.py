@@ -88,3 +88,16 @@ def test_ranks_that_divide_the_model_resume_and_are_resumed(alone: Run, answers:
         found = answers(line, num_ranks, kind="llama", resume=saved, batch_size=batch)
         assert all(isinstance(each, dict) for each in found), found
         assert found[0]["losses"] == pytest.approx(expected["losses"], abs=1e-6)
+
+
+def test_a_loader_that_rank_0_reads_goes_on_where_the_checkpoint_was_written(
+    alone: Run, answers: Run, tmp_path: Path
+) -> None:
+    expected = alone(kind="llama")
+    alone(kind="llama", save_strategy="steps", save_steps=3, output_dir=str(tmp_path))
+    found = answers(
+        "tensor=2", resume=str(tmp_path / "checkpoint-3"), batch_size=4, kind="llama",
+        accelerator_config={"dispatch_batches": True},
+    )  # fmt: skip
+    assert all(isinstance(each, dict) for each in found), found
+    assert found[0]["losses"] == pytest.approx(expected["losses"], abs=1e-6)
