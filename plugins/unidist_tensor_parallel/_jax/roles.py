@@ -66,6 +66,8 @@ def _cut(path: str, role: Role, place: str, shapes: Mapping[str, Shape], size: i
     shape = shapes[path]
     if role is Role.SEQUENCE:
         raise ConfigurationError(f"tensor:plan: the role {role} of {place!r} is not for JAX; leave it out")
+    if not shape:
+        return None
     if role is Role.ATTENTION:
         dim = _head_dim(path, place, shapes)
     elif role is Role.VOCABULARY:

@@ -52,6 +52,12 @@ def test_a_fused_projection_is_cut_in_three() -> None:
     assert found == {"qkv/kernel": Cut.of(1, [4, 4, 4], 2), "qkv/bias": Cut.of(0, [4, 4, 4], 2)}
 
 
+@pytest.mark.parametrize("role", ["column", "column_gather", "row", "heads", "qkv", "vocabulary"])
+def test_a_single_number_is_whole(role: str) -> None:
+    assert list(cuts({"up/kernel": (6, 12), "up/factor": ()}, {"up": role})) == ["up/kernel"]
+    assert cuts({"factor": (), "up/kernel": (6, 12)}, {"factor": role, "up": "column"}) == {"up/kernel": even(1, 12, 2)}
+
+
 def test_the_heads_of_an_attention_of_flax() -> None:
     found = cuts(FLAX_ATTENTION, {"attention": "attention"})
     assert found["attention/query/kernel"] == even(1, 4, 2)
