@@ -125,3 +125,43 @@ def test_an_optimizer_whose_state_is_elsewhere_says_what_to_call(rank_pool: Rank
     for copied, saved in rank_pool(2).run(files_of_optimizer, ("tensor=2",)):
         assert not copied
         assert "ud.save(path, model, optimizer)" in saved
+
+
+def files_of_states(strategy: str) -> Any:
+    """Save states of a divided model; return the errors, and whether states that are kept in memory can be loaded."""
+    import unidist.torch as ud
+    from unidist.errors import UsageError
+    from unidist.settings.environment import set_variables
+    from unidist_expert_parallel.torch import MixtureOfExperts
+
+    def said(state: Any) -> str:
+        try:
+            torch.save({"state": state}, io.BytesIO())
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            between = MixtureOfExperts(8, 4, hidden=3) if "expert" in strategy else torch.nn.GELU()
+            model = torch.nn.Sequential(torch.nn.Linear(4, 8), between, torch.nn.Linear(8, 4), torch.nn.LayerNorm(4))
+            step = ud.TrainStep(model, torch.optim.Adam(model.parameters()), torch.nn.functional.mse_loss)
+            step(torch.randn(4, 4), torch.randn(4, 4))
+            model, optimizer = step.model, step.optimizer
+            best = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+            assert not any(model.load_state_dict(best[0]))
+            optimizer.load_state_dict(best[1])
+            whole = [module.state_dict() for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+            states = model.state_dict(), best[0], optimizer.state_dict(), best[1]
+            return [said(state) for state in states], [said(state) for state in whole]
+        finally:
+            ud.shutdown()
+
+
+@pytest.mark.parametrize("strategy", ["tensor=2", "expert=2", "pipeline=2", "tensor=2,zero=2"])
+def test_a_state_of_a_part_is_in_no_file(rank_pool: RankPoolFactory, strategy: str) -> None:
+    for found, whole in rank_pool(2).run(files_of_states, (strategy,)):
+        assert all("use ud.save(path, model), which writes the whole" in text for text in found[:2]), found
+        assert all("use ud.save(path, model, optimizer), which" in text for text in found[2:]), found
+        assert whole in ([""], []), whole

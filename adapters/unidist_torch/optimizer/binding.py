@@ -282,6 +282,11 @@ class Binding:
         """Let the next update take this many steps, see `Update.accumulate_steps`."""
         self._update.accumulate_steps(steps)
 
+    @property
+    def model_axes(self) -> tuple[str, ...]:
+        """The axes that divide the model over ranks."""
+        return self._update.context.mesh.model_axes
+
     def check_has_state(self, use: str, *, whole: bool) -> None:
         """Raise UsageError if the optimizer object has the state of this rank alone.
 
@@ -289,7 +294,7 @@ class Binding:
             use: "copy" or "file": the one that would lack the rest.
             whole: the state of this rank's part of the model is not enough.
         """
-        axes = self._update.context.mesh.model_axes
+        axes = self.model_axes
         if self._inner.shards_state:
             raise UsageError(
                 f"the state of this optimizer is sharded over the ranks (zero), and a {use} of it would have none: use "

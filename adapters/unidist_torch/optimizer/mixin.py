@@ -18,6 +18,7 @@ from unidist.errors import UsageError
 from unidist.mixins import with_mixin
 from unidist.optim.update import Update
 from unidist.waits import calling
+from unidist_torch.operations.divided import in_no_file
 from unidist_torch.optimizer.binding import Binding
 
 # GradScaler hands itself to `step(grad_scaler=...)`, which is what lets the overflow check see reduced gradients.
@@ -135,10 +136,13 @@ class DistributedOptimizerMixin:
         """Return state and options as torch does: of all parameters, on every rank.
 
         If a strategy shards the state over the ranks (`zero`), it is gathered from the first update on: the call is
-        then collective.
+        then collective. Where the model is divided (`tensor`, `pipeline`, `expert`) it is that of this rank's part.
         """
         state = self._unidist.state_dict()
-        return super().state_dict() if state is None else state  # type: ignore[misc]  # of the torch optimizer
+        if state is None:
+            state = super().state_dict()  # type: ignore[misc]  # of the torch optimizer
+        axes = self._unidist.model_axes
+        return in_no_file(state, axes) if axes else state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters, as torch does; they are exchanged from the next update on. The same on every rank."""

@@ -24,7 +24,7 @@ from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
 from unidist_torch.models.model_buffers import BufferRule, check_buffer_rule
 from unidist_torch.operations import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
-from unidist_torch.operations.divided import divided_modules
+from unidist_torch.operations.divided import divided_modules, refuse_files
 from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
@@ -127,6 +127,7 @@ def bind_model(
     names = framework.parameters(model)
     places = placements_of(model)
     cut = follow_model(optimizer, names, places) if divided else frozenset()
+    refuse_files(model, cut, plan.model_axes, lacks_layers=divided and plan.find(RunsSteps) is not None)
     update = planned_update(
         runtime, plan, framework, average=average, in_backward=in_backward, places=places, keeps_division=keeps_division
     )
