@@ -168,13 +168,14 @@ def test_any_rank_may_be_lost(
 def test_with_too_few_ranks_for_a_replica_another_strategy_goes_on_from_the_checkpoint(
     num: int, victims: str, timeout: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All ranks with the second stage are lost, and processes that come in their place end at once."""
+    """All ranks with the second stage are lost, and processes that come in their place never join, or end at once."""
+    in_their_place = "sys.exit(1)" if timeout == "600" else "time.sleep(600)"
     script = f"""
-import os, sys
+import os, sys, time
 if "pipeline" not in os.environ.get("UNIDIST_STRATEGY", ""):
     sys.argv[2] = "none"  # is killed
 elif int(os.environ["UNIDIST_WORKER"]) >= {num}:
-    sys.exit(1)
+    {in_their_place}
 """
     (tmp_path / "script.py").write_text(script + SCRIPT)
     options = ["--checkpoint-dir", "saved", "--checkpoint-interval", "0.001", "--elastic-timeout", timeout]
