@@ -68,9 +68,11 @@ def test_a_wait_in_another_thread_ends_when_the_communicator_is_closed(
 
 def test_aborting_while_it_is_closed_touches_no_memory_that_is_gone(rank_pool: RankPoolFactory) -> None:
     def abort(cycles: int) -> int:
+        import contextlib
         import sys
         import threading
 
+        from unidist.errors import PeerLostError
         from unidist.runtime import context
 
         interval = sys.getswitchinterval()
@@ -78,7 +80,8 @@ def test_aborting_while_it_is_closed_touches_no_memory_that_is_gone(rank_pool: R
         try:
             for _ in range(cycles):
                 world = context.init().world
-                world.barrier().wait()
+                with contextlib.suppress(PeerLostError):  # the other rank is through, and has aborted already
+                    world.barrier().wait()
                 ended = threading.Event()
 
                 def hammer(world: object = world, ended: threading.Event = ended) -> None:

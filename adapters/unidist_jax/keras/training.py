@@ -82,7 +82,9 @@ def distribute(
     if chosen is None:
         raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
     bound = bind_model(model, chosen, plan, average=averages(op))
-    if context.current().topology.world_size > 1 and weights_samples(plan, average=averages(op)):
+    runtime = context.current()
+    # A worker that joins an elastic job is in a world of its own first, and has to exchange what the others do later.
+    if (runtime.topology.world_size > 1 or runtime.is_elastic) and weights_samples(plan, average=averages(op)):
         weigh_batches(model, bound)
     _check_each_step(model)
     if context.current().is_elastic:  # ranks that join later could not compare their data

@@ -104,7 +104,8 @@ def distribute(
         model, bound = bind_model(model, chosen, plan, average=averages(op))
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
-    if runtime.topology.world_size > 1 and weights_samples(plan, average=averages(op)):
+    # A worker that joins an elastic job is in a world of its own first, and has to exchange what the others do later.
+    if (runtime.topology.world_size > 1 or runtime.is_elastic) and weights_samples(plan, average=averages(op)):
         weigh_batches(model, bound)
     runs = plan.find(RunsSteps)
     if runs is None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import Node
-from torch.utils import _pytree as pytree
 
 from unidist.errors import UsageError
+from unidist_pipeline._torch.tracing.values import tensors_in
 from unidist_torch.models.step_runner import LossFunction
 
 
@@ -37,9 +37,7 @@ class LossOfOutputs:
             return self._loss_fn(outputs, targets)
         paths = {id(parameter): path for path, parameter in self._parameters.items()}
         self._parameters = {}
-        known = [
-            each.grad_fn for each in pytree.tree_leaves(outputs) if isinstance(each, torch.Tensor) and each.grad_fn
-        ]
+        known = [each.grad_fn for each in tensors_in(outputs) if each.grad_fn]
         with torch.enable_grad():  # also where the first call is of an evaluation
             loss = self._loss_fn(outputs, targets)
         root = loss.grad_fn if isinstance(loss, torch.Tensor) else None
