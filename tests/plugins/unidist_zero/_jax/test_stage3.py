@@ -374,4 +374,4 @@ def refused() -> list[str]:
 def test_a_loop_of_the_scripts_own_is_told_to_use_the_step(jax_pools: PartPools) -> None:
     for first, second in jax_pools.get(1).run(refused):
         assert "TrainStep(loss_fn, params, optimizer)" in first
-        assert "changes the model" in second
+        assert "the model is changed by 'zero'" in second
