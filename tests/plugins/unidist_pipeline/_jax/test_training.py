@@ -150,7 +150,7 @@ def refuse() -> None:
         ud.TrainStep(perceptron_loss, perceptron(), optimizer, strategy="pipeline=2:balance=time:split=layer2")
     with pytest.raises(UsageError, match="Return the loss alone"):
         ud.TrainStep(perceptron_loss, perceptron(), optimizer, strategy="pipeline=2", has_aux=True)
-    with pytest.raises(ConfigurationError, match="divides the model"):
+    with pytest.raises(ConfigurationError, match="the model divided by pipeline"):
         ud.TrainStep(perceptron_loss, perceptron(), optimizer, strategy="pipeline=2", elastic=True)
     step = ud.TrainStep(perceptron_loss, perceptron(), optimizer, strategy="pipeline=2")
     with pytest.raises(UsageError, match="must be called with the same"):
