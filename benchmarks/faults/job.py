@@ -43,7 +43,7 @@ _COMMANDS = {
 
 
 class CampaignJob:
-    """A job in a folder of its own. A context manager, which ends it.
+    """A job in its own folder. A context manager, which ends it.
 
     Args:
         kind: of `plans.JOBS`.
@@ -113,7 +113,7 @@ class CampaignJob:
         return set(self._said(r"total (.*)"))
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes of the job, whoever has started them."""
+        """Return all processes of the job, including those started by other processes of it."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

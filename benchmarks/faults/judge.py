@@ -54,7 +54,7 @@ class Outcome:
 
 
 def run(plan: Plan) -> Outcome:
-    """Run a plan in a folder of its own."""
+    """Run a plan in a temporary folder."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         return _run(plan, Path(folder))
 

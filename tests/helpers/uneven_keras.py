@@ -20,7 +20,7 @@ COMPILED = keras.backend.backend() == "jax"  # at once JAX rounds constants of K
 
 @contextmanager
 def computing_in(floatx: str) -> Iterator[None]:
-    """Let Keras compute in this type within the block, in a runtime of its own."""
+    """Let Keras compute in this type within the block, with a fresh runtime."""
     before = keras.config.floatx()
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(floatx)
@@ -34,7 +34,7 @@ def computing_in(floatx: str) -> Iterator[None]:
 
 
 class PlainStep(keras.Sequential):
-    """Has a train step of its own, which does not scale its loss as Keras' does."""
+    """Overrides `train_step` without scaling the loss, unlike Keras."""
 
     def train_step(self, *given: Any) -> Any:
         if keras.backend.backend() == "jax":

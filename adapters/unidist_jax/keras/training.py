@@ -83,7 +83,7 @@ def distribute(
         raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
     bound = bind_model(model, chosen, plan, average=averages(op))
     runtime = context.current()
-    # A worker that joins an elastic job is in a world of its own first, and has to exchange what the others do later.
+    # A worker that joins an elastic job begins alone, in a world of size one; later it must exchange as the others do.
     if (runtime.topology.world_size > 1 or runtime.is_elastic) and weights_samples(plan, average=averages(op)):
         weigh_batches(model, bound)
     _check_each_step(model)

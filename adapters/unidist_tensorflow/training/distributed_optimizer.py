@@ -104,7 +104,7 @@ def distribute(
         model, bound = bind_model(model, chosen, plan, average=averages(op))
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
-    # A worker that joins an elastic job is in a world of its own first, and has to exchange what the others do later.
+    # A worker that joins an elastic job begins alone, in a world of size one; later it must exchange as the others do.
     if (runtime.topology.world_size > 1 or runtime.is_elastic) and weights_samples(plan, average=averages(op)):
         weigh_batches(model, bound)
     runs = plan.find(RunsSteps)

@@ -117,7 +117,7 @@ def test_the_state_of_lbfgs_is_that_of_the_root(pool: Pool) -> None:
 
 
 class Lookahead(torch.optim.Optimizer):
-    """An optimizer around another one, with a state of a form of its own."""
+    """An optimizer around another one, whose state has other keys than torch's."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.inner, self.steps, self.slow = optimizer, 0, [torch.zeros(2)]
