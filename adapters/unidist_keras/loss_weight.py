@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from unidist.errors import UsageError
 from unidist.strategy.interface import GradientOwner
 
 if TYPE_CHECKING:
@@ -59,12 +60,17 @@ class WeightsLoss(ABC):
         Args:
             model: whose step it is.
             data: as the step takes it.
+
+        Raises:
+            UsageError: it has no input.
         """
         if self._weight is not None or getattr(model.optimizer, "_unidist", None) is not self:
             yield
             return
         x, _, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        leaf = next(each for each in keras.tree.flatten(x) if each is not None)
+        leaf = next((each for each in keras.tree.flatten(x) if each is not None), None)
+        if leaf is None:
+            raise UsageError("a batch has no input, and its number of samples is the weight of this rank's loss")
         losses = getattr(getattr(model, "_compile_loss", None), "_user_loss", None)
         weight = self.weight_of(divisor_of_loss(losses, self.num_samples(leaf), sample_weight))
         with self.weighting_loss(weight):
