@@ -52,7 +52,16 @@ TF_TEST = $(TF_PY) -P -m pytest -m "not soak" $(TF_TESTS)
 # process a second and a hundred megabytes; so this one has no TensorFlow.
 JAX_VENV = $(VENV)-jax
 JAX_PY = $(JAX_VENV)/bin/python
+JAX_EXTRAS ?= jax,jax-models,torch,mpi,examples,test
 JAX_TESTS = tests/adapters/unidist_jax tests/random_models/test_random_jax.py $(wildcard tests/plugins/*/_jax tests/parallel/test_jax_*.py) tests/examples/jax
+# JAX 0.11 needs Python 3.12. For all tests with it: make test-jax PYTHON=python3.12 JAX_VENV=.venv-jax-newest
+# Without PyTorch, which is large: its package for this Python has CUDA.
+JAX_NEWEST_PYTHON ?= python3.12
+JAX_NEWEST_VENV = $(VENV)-jax-newest
+define JAX_NEWEST
+$(MAKE) PYTHON=$(JAX_NEWEST_PYTHON) JAX_VENV=$(JAX_NEWEST_VENV) JAX_EXTRAS=jax,jax-models,mpi,examples,test $(JAX_NEWEST_VENV)/.installed
+$(JAX_NEWEST_VENV)/bin/python -m pytest --quick $(IN_PARALLEL) $(JAX_TESTS) $(TEST_FLAGS)
+endef
 # An environment with the libraries that train through a plugin of theirs, and with those of scripts of the field: the
 # extras of setup.cfg, and the tests that need them. Elsewhere those tests are skipped.
 INTEGRATIONS = lightning transformers field ray spark tensorboard mlflow wandb notebook kubernetes
@@ -67,7 +76,7 @@ PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-all test-affected test-without-torch test-jax test-integrations test-gpu bench-gpu check coverage docs bench soak sanitize format clean
+.PHONY: help demo test test-all test-affected test-without-torch test-jax test-jax-newest test-integrations gpu test-gpu bench-gpu check coverage docs bench soak sanitize format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -104,6 +113,9 @@ test-jax: $(JAX_VENV)/.installed ## run the tests of JAX, in an environment with
 	$(JAX_PY) -m pytest --write-durations $(IN_PARALLEL) $(JAX_TESTS) $(TEST_FLAGS)
 	$(JAX_PY) -m tools.ci record jax
 
+test-jax-newest: ## run the quick tests of JAX with its newest version, if there is a Python for it (JAX_NEWEST_PYTHON)
+	$(if $(shell $(JAX_NEWEST_PYTHON) --version 2> /dev/null),$(JAX_NEWEST),@echo "left out: the newest JAX needs $(JAX_NEWEST_PYTHON), which is missing")
+
 test-integrations: $(INTEGRATIONS_VENV)/.installed ## run the tests with Lightning, Ray, Spark, transformers, timm and trackers, in an environment with these
 	$(INTEGRATIONS_PY) -m pytest --write-durations $(IN_PARALLEL) $(INTEGRATION_TESTS) $(TEST_FLAGS)
 	$(INTEGRATIONS_PY) -m tools.ci record integrations
@@ -114,6 +126,19 @@ show-%:
 # Of another environment, if that has the build of PyTorch for CUDA: GPU_PY=python3, with unidist installed there.
 GPU_PY ?= $(PY)
 GPU_ENVIRONMENT = $(if $(filter $(PY),$(GPU_PY)),$(VENV)/.dev)
+
+# For a machine without a network: GPU_PY=python3 make gpu; `make build/.for-gpu` has built what it needs.
+gpu: $(if $(filter $(PY),$(GPU_PY)),$(VENV)/.dev,build/.for-gpu) ## prove on a GPU what CPUs cannot show, in 9 minutes (DEVICE=cpu: a rehearsal without one)
+	$(GPU_PY) -m tools.gpu --device $(DEVICE) $(GPU_FLAGS)
+
+DEVICE ?= gpu
+GPU_FLAGS ?=
+
+# What another environment needs to run the sources as they are: the extensions, and the list of plugins.
+build/.for-gpu: $(NATIVE) $(METADATA) build/.extensions
+	$(GPU_PY) setup.py --quiet build_ext --inplace
+	$(GPU_PY) setup.py --quiet egg_info
+	@touch $@
 
 test-gpu: $(GPU_ENVIRONMENT) ## run the tests that need a GPU; without one each says so and is skipped
 	$(GPU_PY) -m pytest -m gpu $(TEST_FLAGS)
@@ -151,7 +176,7 @@ format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 	$(PY) -m ruff format .
 
 clean: ## remove .venv and everything that was built
-	rm -rf $(VENV) $(TF_VENV) $(JAX_VENV) $(INTEGRATIONS_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TF_VENV) $(JAX_VENV) $(JAX_NEWEST_VENV) $(INTEGRATIONS_VENV) build dist out .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info $(foreach sample,$(SAMPLES),$(sample)/build $(sample)/*.egg-info) $(BUILT)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -207,7 +232,7 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 
 $(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) build/.extensions
 	@echo "installing into $(JAX_VENV), with JAX"
-	$(JAX_PY) $(PIP_INSTALL) --editable '.[jax,jax-models,torch,mpi,examples,test]'
+	$(JAX_PY) $(PIP_INSTALL) --editable '.[$(JAX_EXTRAS)]'
 	@touch $@
 
 $(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) build/.extensions

@@ -18,7 +18,7 @@ from unidist_parameter_server.optimizers import Momentum
 from unidist_parameter_server.store import Contents, Push
 
 if TYPE_CHECKING:
-    from unidist_parameter_server.store.shards import Shard
+    from unidist_parameter_server.store.shards import StoreShard
 
 sys.path.insert(0, str(ROOT / "tests" / "helpers"))
 
@@ -45,7 +45,7 @@ def grows(num_workers: int, rate: float, *, updates: int = _UPDATES) -> bool:
     stores = [world.store(worker, meets=False) for worker in range(num_workers)]
     try:
 
-        def write(shard: Shard, contents: Contents) -> None:
+        def write(shard: StoreShard, contents: Contents) -> None:
             contents.values[:] = 1.0
 
         for store in stores:

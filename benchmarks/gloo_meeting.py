@@ -7,10 +7,10 @@ from typing import cast
 
 import torch.distributed as dist
 
-from unidist_bench import Durations, Meeting
+from unidist_bench import BenchmarkRanks, Durations
 
 
-def gloo_meeting() -> Meeting:
+def gloo_meeting() -> BenchmarkRanks:
     """Return the meeting of all ranks; torch.distributed is initialised."""
 
     def all_durations(own: Durations) -> Sequence[Durations]:
@@ -18,4 +18,4 @@ def gloo_meeting() -> Meeting:
         dist.all_gather_object(everyone, own)
         return cast("list[Durations]", everyone)
 
-    return Meeting(dist.barrier, all_durations)
+    return BenchmarkRanks(dist.barrier, all_durations)

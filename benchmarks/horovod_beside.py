@@ -19,7 +19,7 @@ import unidist.torch as ud
 from benchmarks.allreduce import LARGE, SMALL
 from benchmarks.gloo_meeting import gloo_meeting
 from benchmarks.gpt_step import make_step
-from unidist_bench import Meeting, side_by_side
+from unidist_bench import BenchmarkRanks, side_by_side
 
 _ROUNDS = 4
 
@@ -60,7 +60,7 @@ def main(output: str, repetitions: int) -> None:
     ud.shutdown()
 
 
-def _steps(meeting: Meeting, repetitions: int, *, apart: bool) -> dict[str, float]:
+def _steps(meeting: BenchmarkRanks, repetitions: int, *, apart: bool) -> dict[str, float]:
     """Return the medians of a training step.
 
     Args:

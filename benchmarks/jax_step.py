@@ -23,7 +23,7 @@ import unidist.jax as ud
 from benchmarks.gpt import CONTEXT, VOCABULARY
 from benchmarks.gpt_step import BATCH
 from benchmarks.jax_gpt import loss_of, parameters
-from unidist_bench import Meeting, side_by_side
+from unidist_bench import BenchmarkRanks, side_by_side
 
 _SIZES = {"25 MB": (25_000_000 // 4, 1), "16 B": (4, 100)}
 """Elements, and calls in a row that are measured as one."""
@@ -36,7 +36,7 @@ def main(output: str, repetitions: int, port: str) -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", size, rank)
     ud.init()
     mesh = Mesh(np.array(jax.devices()), (_AXIS,))
-    meeting = Meeting(ud.barrier, ud.allgather_object)
+    meeting = BenchmarkRanks(ud.barrier, ud.allgather_object)
     medians: dict[str, float] = {}
     for title, (count, inner) in _SIZES.items():
         contenders: dict[str, Callable[[], None]] = {}

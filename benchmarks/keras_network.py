@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from unidist_bench import Durations, Meeting
+from unidist_bench import BenchmarkRanks, Durations
 
 FEATURES, WIDTH, HIDDEN, CLASSES, BATCH = 512, 1024, 9, 10, 64
 STEPS_PER_FIT = 4
@@ -70,11 +70,11 @@ def make_fit_steps(wrap: Wrap) -> Callable[[], None]:
     return lambda: model.fit(samples, shuffle=False, verbose=0)
 
 
-def unidist_meeting(ud: Any) -> Meeting:
+def unidist_meeting(ud: Any) -> BenchmarkRanks:
     """Return the meeting of all ranks over unidist, given its facade `unidist.tensorflow`."""
 
     def all_durations(own: Durations) -> list[Durations]:
         everyone: list[Durations] = ud.allgather_object(own)
         return everyone
 
-    return Meeting(lambda: ud.world().barrier().wait(), all_durations)
+    return BenchmarkRanks(lambda: ud.world().barrier().wait(), all_durations)

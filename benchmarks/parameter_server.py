@@ -20,7 +20,7 @@ from unidist.buffer import HOST, DType
 from unidist.gradients import ParameterInfo
 from unidist.mesh import DATA_AXIS
 from unidist.runtime.context import current
-from unidist_bench import Meeting, side_by_side
+from unidist_bench import BenchmarkRanks, side_by_side
 from unidist_parameter_server.optimizers import Adam, Momentum, Rule
 from unidist_parameter_server.strategy import ParameterServer
 from unidist_parameter_server.workers import PushExchange, Worker
@@ -77,7 +77,7 @@ def allreduce_and_step(name: str) -> Callable[[], object]:
     return step
 
 
-def measure_store(meeting: Meeting, repetitions: int) -> dict[str, float]:
+def measure_store(meeting: BenchmarkRanks, repetitions: int) -> dict[str, float]:
     """Return the medians of all that is measured with 38 MB, in seconds."""
     alone = ud.empty(sum(COUNTS))
     variants: dict[str, Callable[[], object]] = {"all-reduce": lambda: ud.allreduce_(alone, name="alone")}
@@ -109,7 +109,7 @@ def large_gpt_step(line: str) -> Callable[[], None]:
     return make_step(lambda model, optimizer: ud.distribute(model, optimizer, line))
 
 
-def measure_gpt(meeting: Meeting, repetitions: int) -> dict[str, float]:
+def measure_gpt(meeting: BenchmarkRanks, repetitions: int) -> dict[str, float]:
     """Return the medians of a step of each GPT with each strategy, in seconds."""
     small = {f"char GPT, {line}": char_gpt_step(line) for line in LINES}
     large = {f"GPT, {line}": large_gpt_step(line) for line in LINES}

@@ -87,6 +87,22 @@ def test_what_all_tests_leave_out_runs_without_torch() -> None:
     assert everything.splitlines()[-1] == "none-yet/bin/python -m tools.ci record all"
 
 
+def test_the_newest_jax_has_an_environment_of_its_python() -> None:
+    install, tests = make("test-jax-newest", "JAX_NEWEST_PYTHON=python3").stdout.splitlines()
+    assert " PYTHON=python3 JAX_VENV=none-yet-jax-newest " in install
+    assert install.endswith(" none-yet-jax-newest/.installed")
+    assert tests.startswith("none-yet-jax-newest/bin/python -m pytest --quick ")
+    installed = make(*install.split()[1:]).stdout
+    assert "python3 -m venv none-yet-jax-newest\n" in installed
+    assert "'.[jax,jax-models,mpi,examples,test]'" in installed
+
+
+def test_without_its_python_the_newest_jax_is_left_out_with_one_line() -> None:
+    done = make("test-jax-newest", "JAX_NEWEST_PYTHON=python0")
+    assert done.returncode == 0
+    assert done.stdout == 'echo "left out: the newest JAX needs python0, which is missing"\n'
+
+
 def test_tests_with_other_libraries_have_an_environment_of_their_own() -> None:
     done = make("test-integrations", "INTEGRATIONS=lightning field", "TEST_FLAGS=-k timm")
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from unidist.gradients import CompressorSpec, ParameterInfo, build_compressor
 from unidist.launcher import Job
 from unidist.negotiation import NegotiationOptions
 from unidist.optim import Accumulation, GradientRule
-from unidist.options import Request, construct
+from unidist.options import LineItem, construct
 from unidist.rendezvous import SingleRendezvous
 from unidist.runtime import PluginManager
 from unidist.strategy import (
@@ -84,7 +84,7 @@ def test_every_example_can_be_imported_and_its_classes_lack_nothing(modules: lis
 def test_every_strategy_can_be_made_from_a_strategy_line(modules: list[ModuleType]) -> None:
     found = [each for module in modules for each in own_classes(module) if issubclass(each, Strategy)]
     for each in found:
-        made = construct(Request(each.name, OPTIONS.get(each.__name__)), each)
+        made = construct(LineItem(each.name, OPTIONS.get(each.__name__)), each)
         assert (made.state() == {}) != (each.__name__ == "ClipUsual")
     capabilities = (
         GradientOwner, UpdateGate, ShardsUpdates, OwnsParameters, RunsSteps, ChoosesPrecision, SurvivesLoss,
@@ -182,27 +182,15 @@ def test_what_is_longer_than_usual_is_clipped(modules: list[ModuleType]) -> None
 
 def test_parameters_are_averaged_every_so_often(modules: list[ModuleType]) -> None:
     def main(communicator: Communicator) -> list[float]:
-        class Model:
-            weights = np.full(3, float(communicator.rank))
-
-        class Arrays:
-            def parameters(self, model: Any) -> dict[str, Any]:
-                return {"weights": model.weights}
-
-            def buffer(self, tensor: Any) -> Buffer:
-                return Buffer.of(tensor)
-
-        class Bound:
-            pass
-
-        bound: Any = Bound()
-        bound.communicator = communicator
+        weights = np.full(3, float(communicator.rank))
+        bound: Any = SimpleNamespace(communicator=communicator)
+        state: Any = SimpleNamespace(values=lambda: [Buffer.of(weights)], store=lambda values: None)
         strategy = example(modules, "Averages")(2)
-        strategy.attach(Model, bound, Arrays())
         seen = []
         for step in (1, 2):
-            strategy.on_step(step)
-            seen.append(float(Model.weights[0]))
+            if strategy.acts_after(step, bound):
+                strategy.act_after(step, bound, state)
+            seen.append(float(weights[0]))
         return seen
 
     with ThreadWorld(2) as world:

@@ -189,8 +189,10 @@ def test_every_strategy_engine_framework_and_launcher_has_an_end_to_end_test() -
         "framework": names(FrameworkSpec),
         "launcher": names(LauncherSpec),
     }
-    table = end_to_end()
-    assert {kind: set(table[kind]) for kind in wanted} == wanted
+    table = {kind: set(names) for kind, names in end_to_end().items()}
+    # One that knows no framework may be listed for several.
+    table["strategy"] = {name if name in bindings else name.partition("/")[0] for name in table["strategy"]}
+    assert {kind: table[kind] for kind in wanted} == wanted
 
 
 def test_every_folder_of_the_product_has_an_end_to_end_or_a_quick_test() -> None:

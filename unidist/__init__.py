@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         engine,
         engines,
         errors,
+        facade,
         framework,
         gradients,
         hierarchical,
@@ -56,20 +57,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "__version__", "algorithms", "as_horovod", "buffer", "builtin", "checkpoint", "communicator",
-    "communicator_capabilities", "control", "cost_model", "elastic", "engine", "engines", "errors", "framework",
-    "gradients", "hierarchical", "hookimpl", "horovod_api", "horovod_imports", "jobs", "launcher", "lazy", "mesh",
-    "mixins", "negotiation", "optim", "options", "registry", "rendezvous", "run", "runtime", "runtime_api", "settings",
-    "strategy", "testing", "timeline", "topology", "training",
+    "communicator_capabilities", "control", "cost_model", "elastic", "engine", "engines", "errors", "facade",
+    "framework", "gradients", "hierarchical", "hookimpl", "horovod_api", "horovod_imports", "jobs", "launcher", "lazy",
+    "mesh", "mixins", "negotiation", "optim", "options", "registry", "rendezvous", "run", "runtime", "runtime_api",
+    "settings", "strategy", "testing", "timeline", "topology", "training",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "": (
-            "algorithms buffer builtin checkpoint communicator communicator_capabilities control cost_model elastic "
-            "engine engines errors framework gradients hierarchical horovod_api horovod_imports jobs launcher lazy "
-            "mesh mixins negotiation optim options registry rendezvous runtime runtime_api settings strategy testing "
-            "timeline topology training"
+            "algorithms buffer builtin checkpoint communicator communicator_capabilities control cost_model "
+            "elastic engine engines errors facade framework gradients hierarchical horovod_api horovod_imports "
+            "jobs launcher lazy mesh mixins negotiation optim options registry rendezvous runtime runtime_api "
+            "settings strategy testing timeline topology training"
         ),
         "_version": "__version__",
         "horovod_imports.hook": "as_horovod",

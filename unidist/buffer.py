@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = [
     "HOST",
     "ITEM_BYTES",
     "copy",
+    "device_kind",
 ]
 
 
@@ -82,7 +84,19 @@ HOST = "host"
 """The memory kind of ordinary process memory. Others are framework device names such as "cuda:0"."""
 
 
-@dataclass(frozen=True, slots=True)
+def device_kind(memories: Iterable[str]) -> str | None:
+    """Return the kind of device ("cuda") that has some of these memories; None: all are ordinary memory.
+
+    Raises:
+        UsageError: there are devices of several kinds; names them.
+    """
+    kinds = sorted({memory.partition(":")[0] for memory in memories} - {HOST})
+    if len(kinds) > 1:
+        raise UsageError(f"memory of {' and '.join(kinds)}: one model's parameters are on devices of one kind")
+    return kinds[0] if kinds else None
+
+
+@dataclass(frozen=True, slots=True, init=False)
 class Buffer:
     """A contiguous run of elements in memory that somebody else owns.
 
@@ -100,6 +114,13 @@ class Buffer:
     dtype: DType
     owner: Any = None
     memory: str = HOST
+
+    def __init__(self, address: int, count: int, dtype: DType, owner: Any = None, memory: str = HOST) -> None:
+        _set_address(self, address)  # what a frozen dataclass does itself takes twice as long
+        _set_count(self, count)
+        _set_dtype(self, dtype)
+        _set_owner(self, owner)
+        _set_memory(self, memory)
 
     @property
     def nbytes(self) -> int:
@@ -155,6 +176,11 @@ class Buffer:
     def allocate(cls, count: int, dtype: DType) -> Buffer:
         """Return a new zeroed buffer in ordinary host memory."""
         return cls.of(bytearray(count * dtype.itemsize)).cast(dtype)
+
+
+_set_address, _set_count, _set_dtype, _set_owner, _set_memory = (
+    Buffer.__dict__[each.name].__set__ for each in fields(Buffer)
+)
 
 
 def copy(source: Buffer, target: Buffer) -> None:

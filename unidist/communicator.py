@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from typing import Any, ClassVar
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
+from unidist.observation import GroupCalls, Method, Waitable, observe, observe_methods, operating
 
 __all__ = [
     "COMPLETED",
@@ -35,6 +37,10 @@ __all__ = [
 ]
 
 _POLL_SEC = 100e-6
+_OPERATIONS = (
+    *("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier", "send", "recv"),
+    "allocate_shared",  # of SharesMemory
+)
 
 
 class ReduceOp(StrEnum):
@@ -58,6 +64,8 @@ class Capabilities:
         negotiates: the engine matches operations by name itself (Horovod); our negotiation is bypassed.
         engine_memory: `allocate` returns memory that collectives use without a copy.
         bucket_bytes: gradient bucket size at which this engine performs well.
+        waits_in_queue: `Work.wait` orders the queue of the device that the caller computes on behind the operation, and
+            returns at once. Else it returns when the operation is complete.
         num_pending: collectives that may be under way on a rank before its peers take part: to post another waits for
             them. None: any number.
     """
@@ -70,9 +78,10 @@ class Capabilities:
     engine_memory: bool = False
     bucket_bytes: int = 25 << 20
     num_pending: int | None = None
+    waits_in_queue: bool = False
 
 
-class Work(ABC):
+class Work(Waitable):
     """A pending operation. Its buffers belong to the engine until `wait` has returned or `done()` is True."""
 
     @abstractmethod
@@ -110,6 +119,8 @@ class Work(ABC):
 class CompletedWork(Work):
     """The trivial work: an operation that was complete when the call returned."""
 
+    can_block: ClassVar[bool] = False
+
     def wait(self, timeout: timedelta | None = None) -> None:
         """Return at once."""
 
@@ -133,6 +144,7 @@ class Communicator(ABC):
         timeout: default time for which an operation waits for its peers.
         capabilities: of the engine.
         description: the engine's name and the group, for messages ("shm, ranks 0-3").
+        observed: the record of this rank's calls, see `observe`; None: nobody looks at it.
     """
 
     rank: int
@@ -141,6 +153,12 @@ class Communicator(ABC):
     timeout: timedelta
     capabilities: Capabilities
     description: str
+    observed: GroupCalls | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the operations of an engine keep record."""
+        super().__init_subclass__(**kwargs)
+        observe_methods(cls, {**dict.fromkeys(_OPERATIONS, operating), "split": _splitting})
 
     @abstractmethod
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
@@ -255,6 +273,22 @@ class Communicator(ABC):
             raise UsageError(
                 f"{role}={rank} is not a rank of this group; choices: 0 to {self.size - 1} ({self.description})"
             )
+
+
+def _splitting(plain: Method) -> Method:
+    """Wrap `split` of a communicator: the parts are observed too."""
+    collective = operating(plain)
+
+    def split(self: Communicator, ranks: Sequence[int]) -> Communicator | None:
+        made: Communicator | None = collective(self, ranks)
+        group = self.observed
+        if group is not None:
+            group.splits += 1
+            if made is not None and group.observer is not None:
+                observe(made, f"{group.name}.{group.splits}[{format_ranks(made.members)}]", group.observer)
+        return made
+
+    return split
 
 
 class ReportsArrivals(ABC):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from unidist.buffer import Buffer, DType
+from unidist.errors import UsageError
 from unidist.registry import load_object
 
 __all__ = [
@@ -39,11 +40,25 @@ class Framework(ABC):
 
     @abstractmethod
     def buffer(self, tensor: Tensor) -> Buffer:
-        """Return the tensor's memory as a buffer, without a copy.
+        """Return the tensor's elements as a buffer that may be read, and not be written to: see `store`.
+
+        It is the tensor's own memory, without a copy. What can change while its memory cannot be shown, as a variable
+        of TensorFlow, gives its present elements, which later changes leave alone.
 
         Raises:
             UsageError: the tensor is not contiguous, is sparse, or has a dtype without a DType.
         """
+
+    def store(self, tensor: Tensor, buffer: Buffer) -> None:
+        """Give a tensor, a parameter for example, the elements of a buffer of the same count and type.
+
+        Raises:
+            UsageError: the framework's tensors do not change (JAX), or this adapter cannot change them.
+        """
+        raise UsageError(
+            f"tensors of {self.name} cannot be given new elements. Change parameters between two updates, by "
+            "`unidist.optim.ActsOnParameters`"
+        )
 
     @abstractmethod
     def tensor(self, buffer: Buffer, shape: Sequence[int]) -> Tensor:
@@ -91,6 +106,10 @@ class Framework(ABC):
             order: above 0; `math.inf` for the largest |x|.
         """
 
+    def norms(self, buffers: Sequence[Buffer], order: float) -> list[float]:
+        """Return the norm of each buffer, see `norm`. An adapter of devices waits for them once, not for each."""
+        return [self.norm(buffer, order) for buffer in buffers]
+
     @abstractmethod
     def clamp(self, buffer: Buffer, limit: float) -> None:
         """Move every element of a floating-point buffer into [-limit, limit], in place; NaN stays NaN."""
@@ -126,6 +145,8 @@ class FrameworkSpec:
         imports: conversions to checkpoints: `(file in the folder, "module:function")`, see there.
         keras: module that has the names of `unidist.keras` for Keras on the backend `name`; "" if Keras has no such
             backend, or the adapter does not support it. A name that it lacks does not exist on this backend.
+        check: "module:function" for `unidist doctor`, which raises ConfigurationError if the adapter does not work with
+            the installed version of the framework, and imports neither; "" if there is no such version.
     """
 
     kind: ClassVar[str] = "framework"
@@ -139,8 +160,18 @@ class FrameworkSpec:
     exports: tuple[tuple[str, str], ...] = ()
     imports: tuple[tuple[str, str], ...] = ()
     keras: str = ""
+    check: str = ""
 
     def load(self) -> Framework:
         """Import the class and return a new adapter."""
         framework: Framework = load_object(self.path, f"framework {self.name!r}")()
         return framework
+
+    def check_version(self) -> None:
+        """Raise if the adapter does not work with the installed version of the framework.
+
+        Raises:
+            ConfigurationError: it does not; says what was found, and what to install.
+        """
+        if self.check:
+            load_object(self.check, f"framework {self.name!r}")()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +94,16 @@ class DurableOptions:
         if self.keep < 1:
             raise ConfigurationError(f"{self.keep} checkpoints to keep: give at least 1")
 
+    def try_folder(self) -> None:
+        """Make the folder, and try to write there: better now than at the first checkpoint, hours later.
+
+        Raises:
+            OSError: it cannot be made or written.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.folder):
+            pass
+
     def variables(self) -> dict[str, str]:
         """Return the variables by which a rank reads them again."""
         interval = AUTO if self.interval is None else f"{self.interval.total_seconds():g}"
@@ -144,7 +155,7 @@ class ElasticLimits:
         timeout: longest wait for `min_num` ranks.
         cooldown: shortest and longest pause in seconds before a slot in which a rank has failed is used again;
             None: the launcher's default.
-        stall: a rank that has done no step for longer, while others have, counts as hung; None: never.
+        stall: a rank that has done no step for longer, while others have or wait for it, counts as hung; None: never.
         event_log: file for the job's events; None: no file.
         state_dir: folder in which the launcher keeps what another one needs to take its place; None: the job dies with
             its launcher.
@@ -353,7 +364,7 @@ class JobObserver:
         """An event was added to the job's log; docs/elastic.md lists the events and their fields."""
 
     def beat(self, worker: int, report: Mapping[str, Any]) -> None:
-        """A worker has sent a heartbeat. Its report is not validated and may contain anything."""
+        """A worker has sent a heartbeat. Its report has the fields of `unidist.control.messages.StepTimeReport`."""
 
     def progressed(self, worker: int, report: Mapping[str, Any]) -> None:
         """A worker has written a progress report, see docs/cli.md. It is not validated and may contain anything."""
@@ -511,7 +522,7 @@ class LauncherSpec:
     marker: str | tuple[str, ...] = ""
 
     def belongs_here(self, environ: Mapping[str, str]) -> bool:
-        """Say whether one of its markers is set."""
+        """Return whether one of its markers is set."""
         markers = (self.marker,) if isinstance(self.marker, str) else self.marker
         return any(environ.get(name) for name in markers)
 

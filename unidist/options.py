@@ -18,13 +18,13 @@ from typing import Any, Literal, TypeVar
 
 from unidist.errors import ConfigurationError, unknown_choice
 
-__all__ = ["Request", "check_numbers", "construct", "number_fault", "option_types", "parse"]
+__all__ = ["LineItem", "check_numbers", "construct", "number_fault", "option_types", "parse"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Request:
+class LineItem:
     """One item of the line: `name=value:option=value`; value None means the strategy's default."""
 
     name: str
@@ -32,7 +32,7 @@ class Request:
     options: Mapping[str, str] = field(default_factory=dict)
 
 
-def parse(line: str) -> list[Request]:
+def parse(line: str) -> list[LineItem]:
     """Return the items of a strategy line; an empty line has none.
 
     Raises:
@@ -52,11 +52,11 @@ def parse(line: str) -> list[Request]:
             options[key.strip().replace("-", "_")] = text.strip()
         if not name.strip() or (has_value and not value.strip()):
             raise ConfigurationError(f"strategy {item!r} cannot be read. Syntax: NAME=VALUE:OPTION=VALUE,NAME=VALUE")
-        requests.append(Request(name.strip(), value.strip() if has_value else None, options))
+        requests.append(LineItem(name.strip(), value.strip() if has_value else None, options))
     return requests
 
 
-def construct(request: Request, cls: type[T], *, kind: str = "strategy", has_value: bool = True) -> T:
+def construct(request: LineItem, cls: type[T], *, kind: str = "strategy", has_value: bool = True) -> T:
     """Return an object of a dataclass whose first field is the request's value and the others are its options.
 
     Args:

@@ -4,4 +4,4 @@ Knows no framework. `memory` is below the other modules; `arithmetic` is below `
 `fused_exchange`. Adapters and plugins may import the modules listed here.
 """
 
-__all__ = ["arithmetic", "fused_exchange", "host_framework", "memory", "operations", "slices"]
+__all__ = ["arithmetic", "fused_exchange", "host_framework", "memory", "operations", "slices", "trained_arrays"]

@@ -8,7 +8,7 @@ while anybody refers to results in it. Sparse gradients are gathered.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,6 +58,10 @@ class FusedExchange:
         gathers: gradients that are sparse on any rank at the first exchange are gathered; else all are made dense.
         step_on_joined: each rank takes its shard of the gradients, and this does its step on a rank that has joined;
             None: all ranks get whole gradients.
+
+    Attributes:
+        gathered: where each rank takes its shard: the sparse gradients of the last complete step by place, with the
+            rows of all ranks. In the shards these gradients are zeros.
     """
 
     def __init__(
@@ -77,8 +81,10 @@ class FusedExchange:
         self._keeps_results = keeps_results
         self._gathers = gathers
         self._step_on_joined = step_on_joined
-        self._slices: GatheredSlices | None = None
-        self._indices: dict[int, int] = {}  # of dense places among the parameters of `update`
+        self.gathered: Mapping[int, Slices] = {}
+        self._is_prepared = False
+        self._slices: GatheredSlices | None = None  # None until the ranks know which gradients are sparse
+        self._indices: dict[int, int] = {}  # of places among the parameters of `update`
         self._views: dict[int, Array] = {}
         self._lent = [_nobody, _nobody]  # who refers to results: in the present memory, and in the other one
         self._announcements: list[Announcement] = []
@@ -93,7 +99,7 @@ class FusedExchange:
         """Let ranks of the present context that have joined take part."""
         update = self.update
         if update.options.process_set is None and 1 < update.num_ranks == update.context.topology.world_size:
-            for served in (self._take_part, self._take_part_in_flush, update.end_pass):
+            for served in (self._take_part, self._take_part_in_flush, update.end_pass, self._take_part_in_agreement):
                 self._announcements.append(context.current().announcements.register(served))
 
     def follow(self) -> None:
@@ -104,7 +110,8 @@ class FusedExchange:
         if not self.update.context.is_elastic or self.update.context is context.current():
             return
         self.update.rebind(context.current())
-        self._slices, self._indices, self._views, self._announcements = None, {}, {}, []
+        self._is_prepared, self._slices = False, None
+        self._indices, self._views, self._announcements, self.gathered = {}, {}, [], {}
         self._lent = [_nobody, _nobody]
         self._announce_to()
 
@@ -135,13 +142,15 @@ class FusedExchange:
         Full buckets are exchanged from now on. Collective as `run` is: the ranks take the same ones early.
         """
         self.follow()
-        slices = self._prepare(own)
+        self._prepare(own)
+        slices = self._agreed(own)
         # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
         for place in sorted(own, reverse=True):
-            if place in slices:
+            is_sparse = place in slices
+            if is_sparse:
                 slices.add(place, own[place])
-            else:
-                self._take(place, own[place])
+            if place in self._indices:
+                self._take(place, None if is_sparse else own[place])
 
     def accumulate_steps(self, steps: int) -> None:
         """Let the next update take this many steps; collective in an elastic job whose world has changed."""
@@ -157,14 +166,16 @@ class FusedExchange:
         scale = self.update.short_window_scale()
         return None if scale is None else self._complete(scale)
 
-    def _take(self, place: int, gradient: Array | Slices) -> None:
-        """Bring a dense gradient into its place, or add it to what earlier passes left there."""
+    def _take(self, place: int, gradient: Array | Slices | None) -> None:
+        """Bring a dense gradient, or None for zeros, into its place, or add it to what earlier passes left there."""
         index = self._indices[place]
         if self.update.buffer_moves(index):
             view = array_of_buffer(self.update.buffer(index), self._held[place].shape)
         else:
             view = self._views[place]
-        if isinstance(gradient, Slices):
+        if gradient is None:
+            gradient = np.broadcast_to(np.zeros((), view.dtype), view.shape)
+        elif isinstance(gradient, Slices):
             gradient = gradient.dense(view.shape)
         if gradient.shape != view.shape:
             raise UsageError(
@@ -187,6 +198,7 @@ class FusedExchange:
         if update.overflowed:
             return ExchangeResult(False, (None,) * len(self.variables), (False,) * len(self.variables))
         if self._step_on_joined is not None:
+            self.gathered = gathered
             by_place = tuple(present[self._indices[place]] for place in range(len(self.variables)))
             return ExchangeResult(True, (None,) * len(self.variables), by_place)
         give = self._giver()
@@ -254,13 +266,52 @@ class FusedExchange:
         self.follow()
         self._prepare({})
 
-    def _prepare(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
-        """Agree with the other ranks on the variables, and on which gradients are sparse. Collective the first time."""
+    def agree_on_sparse(self, sparse: Collection[int]) -> None:
+        """Agree with the other ranks on which gradients are sparse, where each rank takes its shard.
+
+        For graphs, which are built before the first `run`; else `run` does it. Collective the first time.
+
+        Args:
+            sparse: places of the gradients that are sparse on this rank.
+        """
+        self.follow()
+        self._prepare({})
         if self._slices is not None:
-            self._leave_results()
-            return self._slices
+            return
+        if self._announcements:
+            self._announcements[3].announce()
+        self._gather_sparse(sparse)
+
+    def _gather_sparse(self, sparse: Collection[int]) -> None:
         update = self.update
-        sparse = {place for place, gradient in own.items() if self._gathers and isinstance(gradient, Slices)}
+        agreed = set(sparse).union(*gather_objects(update.communicator, sorted(sparse)))
+        for place in agreed:
+            update.check_dense(self.variables[place].name)
+        self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(agreed)})
+
+    def is_sparse(self, place: int) -> bool:
+        """Return whether the ranks have agreed that a gradient is sparse."""
+        return self._slices is not None and place in self._slices
+
+    def _agreed(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
+        if self._slices is None:
+            self.agree_on_sparse({place for place, gradient in own.items() if isinstance(gradient, Slices)})
+        assert self._slices is not None
+        return self._slices
+
+    def _prepare(self, own: Mapping[int, Array | Slices]) -> None:
+        """Agree with the other ranks on the variables. Collective the first time.
+
+        Also on which gradients are sparse: those are no parameters of the update. But not where each rank takes its
+        shard, as an optimizer may be built for shards before there are gradients.
+        """
+        if self._is_prepared:
+            self._leave_results()
+            return
+        update = self.update
+        agrees_later = self._gathers and self._step_on_joined is not None
+        gathers = self._gathers and not agrees_later
+        sparse = {place for place, gradient in own.items() if gathers and isinstance(gradient, Slices)}
         if update.num_ranks > 1:
             choices = f"{update.options}, {'mean' if update.average else 'sum'} over the ranks"
             described = tuple(
@@ -285,8 +336,10 @@ class FusedExchange:
         )
         self._indices = {place: index for index, place in enumerate(dense)}
         self._view_buffers()
-        self._slices = GatheredSlices(update.communicator, {place: self.variables[place] for place in sorted(sparse)})
-        return self._slices
+        self._is_prepared = True
+        if not agrees_later:
+            slices = {place: self.variables[place] for place in sorted(sparse)}
+            self._slices = GatheredSlices(update.communicator, slices)
 
     def _view_buffers(self) -> None:
         for place, index in self._indices.items():
@@ -299,6 +352,11 @@ class FusedExchange:
         result = self._complete(None, is_joined=True)
         if self._step_on_joined is not None and result.complete:
             self._step_on_joined(result)
+
+    def _take_part_in_agreement(self) -> None:
+        self._prepare({})
+        if self._slices is None:
+            self._gather_sparse(())
 
     def _take_part_in_flush(self) -> None:
         self._prepare({})

@@ -25,8 +25,8 @@ from unidist.runtime import context
 from unidist_arrays.memory import Array, address_of, buffer_of_array, empty_array
 
 __all__ = [
-    "Pending",
     "PendingCall",
+    "PendingOperations",
     "Start",
     "allreduce_requests",
     "names_of_group",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 
-class Pending:
+class PendingOperations:
     """Operations under way.
 
     Args:
@@ -90,7 +90,7 @@ def start_allreduce(
     postscale: float,
     process_set: ProcessSet,
     outputs: Sequence[Array] | None = None,
-) -> Pending:
+) -> PendingOperations:
     """Start the all-reduces of several arrays; the engine fuses small ones."""
     scope = scope_of(process_set)
     results = list(outputs) if outputs is not None else [empty_array(array.shape, array.dtype) for array in arrays]
@@ -98,7 +98,7 @@ def start_allreduce(
     requests = allreduce_requests(
         arrays, results, name, op=op, prescale=prescale, postscale=postscale, process_set=process_set
     )
-    return Pending(_submit(scope, requests), lambda: results, arrays)
+    return PendingOperations(_submit(scope, requests), lambda: results, arrays)
 
 
 def allreduce_requests(
@@ -144,7 +144,7 @@ def start_reducescatter(
     postscale: float,
     process_set: ProcessSet,
     outputs: Sequence[Array] | None = None,
-) -> Pending:
+) -> PendingOperations:
     """Start the reduce-scatters of several arrays."""
     scope = scope_of(process_set)
     asked = reducescattering(op, prescale=prescale, postscale=postscale, size=scope.size)
@@ -163,12 +163,12 @@ def start_reducescatter(
         )
         for each, array, output in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: results, arrays)
+    return PendingOperations(_submit(scope, requests), lambda: results, arrays)
 
 
 def start_allgather(
     arrays: Sequence[Array], name: str, *, process_set: ProcessSet, outputs: Sequence[Array] | None = None
-) -> Pending:
+) -> PendingOperations:
     """Start the all-gathers of several arrays; a scalar counts as one row."""
     scope = scope_of(process_set)
     arrays = [array if array.ndim else array.reshape(1) for array in arrays]
@@ -184,7 +184,7 @@ def start_allgather(
         )
         for each, array, result in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: [result.array(name) for result in results], arrays)
+    return PendingOperations(_submit(scope, requests), lambda: [result.array(name) for result in results], arrays)
 
 
 def start_broadcast(
@@ -194,7 +194,7 @@ def start_broadcast(
     root_rank: int,
     process_set: ProcessSet,
     outputs: Sequence[Array] | None = None,
-) -> Pending:
+) -> PendingOperations:
     """Start the broadcasts of several arrays of rank `root_rank`, a world rank."""
     scope = scope_of(process_set)
     root = scope.root(root_rank)
@@ -207,12 +207,12 @@ def start_broadcast(
         Request(each, OperationKind.BROADCAST, target=buffer_of_array(output), shape=output.shape, root=root)
         for each, output in zip(names_of_group(name, len(arrays)), results, strict=True)
     ]
-    return Pending(_submit(scope, requests), lambda: results)
+    return PendingOperations(_submit(scope, requests), lambda: results)
 
 
 def start_alltoall(
     arrays: Sequence[Array], name: str, *, process_set: ProcessSet, outputs: Sequence[Array] | None = None
-) -> Pending:
+) -> PendingOperations:
     """Start an all-to-all of `arrays[0]`; `arrays[1]`, where given, has the rows for each rank.
 
     Its results are the rows received, and how many came from each rank, `(size,)` int32.
@@ -247,13 +247,13 @@ def start_alltoall(
         received[:] = handle.rows
         return [result.array(name), received]
 
-    return Pending([handle], collect, arrays)
+    return PendingOperations([handle], collect, arrays)
 
 
-def start_barrier(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> Pending:
+def start_barrier(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> PendingOperations:
     """Start a barrier; it has no results."""
     del arrays  # there are none
-    return Pending(_submit(scope_of(process_set), [Request(name, OperationKind.BARRIER)]), list)
+    return PendingOperations(_submit(scope_of(process_set), [Request(name, OperationKind.BARRIER)]), list)
 
 
 class PendingCall:
@@ -357,5 +357,5 @@ class _Rows:
         return self._made
 
 
-Start = Callable[[Sequence[Any], str], Pending | PendingCall]
+Start = Callable[[Sequence[Any], str], PendingOperations | PendingCall]
 """Starts operations on arrays under a name; one of the functions above with its options bound."""

@@ -44,6 +44,15 @@ class Slices:
         np.add.at(values, where, self.values)
         return Slices(values, rows)
 
+    def elements(self, begin: int, end: int) -> Slices:
+        """Return the elements `begin` to `end` of the flat gradient that are in rows, one row for each."""
+        width = prod(self.values.shape[1:])
+        near = (self.indices * width < end) & ((self.indices + 1) * width > begin)
+        values = self.values[near].reshape(-1)
+        indices = (self.indices[near, None] * width + np.arange(width)).reshape(-1)
+        inside = (begin <= indices) & (indices < end)
+        return Slices(values[inside], indices[inside])
+
     @classmethod
     def of(cls, gradient: Array | Slices) -> Slices:
         """Return all rows of a dense gradient; slices as they are."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from unidist.buffer import DType
 from unidist.runtime import context
-from unidist.settings import device_index
+from unidist.settings import device_index, visible_devices
+from unidist.topology import Topology
 from unidist.training.seeding import seed_python
 from unidist_arrays.memory import Array, array_of_buffer
 from unidist_jax.memory import buffer_of
@@ -19,6 +20,8 @@ from unidist_jax.memory import buffer_of
 __all__ = ["buffer", "device", "empty", "seed"]
 
 buffer = buffer_of
+
+_VISIBLE = "jax_cuda_visible_devices"
 
 
 def empty(shape: int | Sequence[int], dtype: Any = np.float32) -> Array:
@@ -46,10 +49,31 @@ def seed(number: int) -> jax.Array:
     return jax.random.key(seed_python(number, context.current()))
 
 
+def choose_device(topology: Topology, *, visible: int | None = None) -> None:
+    """Let this process use the GPU of its local rank alone: JAX else takes 75 % of the memory of all that it sees.
+
+    What the script has chosen itself (`jax_cuda_visible_devices`) stays. A single process of a host keeps its GPUs.
+
+    Args:
+        topology: this rank's place.
+        visible: number of GPUs that this process sees; default: asked for, without JAX.
+
+    Raises:
+        ConfigurationError: there are GPUs, but fewer than ranks on this host.
+    """
+    platforms = jax.config.jax_platforms
+    leaves_gpus = platforms and not {"cuda", "gpu"} & set(platforms.split(","))
+    if topology.local_size == 1 or leaves_gpus or jax.config.read(_VISIBLE) != "all":
+        return
+    index = device_index(topology, visible=visible_devices() if visible is None else visible)
+    if index is not None:
+        jax.config.update(_VISIBLE, str(index))
+
+
 def device() -> jax.Device:
     """Return the device of this rank: an accelerator of this host, by its local rank, or the CPU where there is none.
 
-    A rank that is shown its own device only, by CUDA_VISIBLE_DEVICES, uses that.
+    `init` lets each rank see the GPU of its local rank alone, if JAX was not used before.
 
     Raises:
         ConfigurationError: there are accelerators, but fewer than ranks on this host.

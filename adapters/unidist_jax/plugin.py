@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from unidist import hookimpl
@@ -31,7 +32,10 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
 
 @hookimpl
 def unidist_initialized(context: Context) -> None:
-    """Let the processes of the job be one system of JAX, if the engine is `xla`."""
+    """Choose this rank's GPU, if the script trains with JAX; with engine `xla`, let the job be one system of JAX."""
+    basics = sys.modules.get("unidist_jax.basics")
+    if basics is not None:
+        basics.choose_device(context.topology)
     if context.settings.engine == XLA:
         load_object("unidist_jax.spmd.processes:join_processes", f"engine {XLA!r}")(context)
 
@@ -47,5 +51,6 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
             "JAX, with optimizers of optax or Keras 3",
             conformance="unidist_jax.training.conformance",
             keras="unidist_jax.keras.facade",
+            check="unidist_jax.versions:check_version",
         )
     )

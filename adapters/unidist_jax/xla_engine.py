@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from datetime import timedelta
 
 from unidist.communicator import Communicator
@@ -11,15 +10,18 @@ from unidist.engine import Availability, Engine
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
+from unidist_jax.versions import check_version
 
 
 class XlaEngine(Engine):
     """Collectives of XLA. It moves no memory of the host, so the job has the engine that it has without it, as well."""
 
     def availability(self) -> Availability:
-        """Available with JAX."""
-        if importlib.util.find_spec("jax") is None:
-            return Availability(False, "jax is not installed: pip install 'unidist-train[jax]'")
+        """Available with a JAX of a version that the adapter works with."""
+        try:
+            check_version()
+        except ConfigurationError as exc:
+            return Availability(False, str(exc))
         return Availability(True, f"jax {importlib.metadata.version('jax')}, within ud.spmd and TrainStep")
 
     def supports(self, topology: Topology) -> Availability:

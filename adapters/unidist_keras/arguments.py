@@ -9,8 +9,9 @@ from typing import Any
 from unidist.errors import UsageError
 from unidist.gradients.options import ExchangeOptions
 from unidist.horovod_api.arguments import Groups
+from unidist.optim.actors import ActsOnParameters
 from unidist.optim.interface import BringsInnerStep
-from unidist.strategy.interface import Plan, ShardsUpdates
+from unidist.strategy.interface import Plan
 
 __all__ = ["check_unsharded", "listed_groups", "local_variables", "with_groups"]
 
@@ -23,9 +24,11 @@ def check_unsharded(plan: Plan, caller: str, *, has_optimizer: bool = True) -> N
         caller: for the message.
         has_optimizer: it binds an optimizer, and only sharded updates are too much; else it only exchanges gradients.
     """
+    sharding = plan.shards_updates
     for item in plan.strategies:
-        shards = isinstance(item, ShardsUpdates)
-        if shards or (not has_optimizer and isinstance(item, BringsInnerStep)):
+        shards = sharding is not None and item.name == sharding.name
+        steps_alone = item.name == plan.owner.name and plan.steps_alone
+        if shards or (not has_optimizer and (steps_alone or isinstance(item, BringsInnerStep | ActsOnParameters))):
             what = "shards updates over the ranks" if shards else "brings its own updates"
             raise UsageError(
                 f"strategy {item.name!r} {what}, and {caller} cannot; use "

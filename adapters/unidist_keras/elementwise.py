@@ -6,7 +6,7 @@ by itself, one that looks at a variable's form (Muon, Adafactor, Lamb) only on t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from unidist.errors import UsageError
 from unidist_arrays.memory import Array
 
-__all__ = ["needs_whole_variables"]
+__all__ = ["depends_on_form", "needs_whole_variables"]
 
 _STEPS = 2  # of which the second uses the state that the first has made
 _SHAPES = ((4, 6), (5, 4))
@@ -33,7 +33,7 @@ _OFF: dict[str, Any] = {
 
 
 def needs_whole_variables(optimizer: Any, plain: type[Any] | None = None) -> bool:
-    """Say whether an optimizer needs each variable as a whole; False: it treats each element by itself.
+    """Return whether an optimizer needs each variable as a whole; False: it treats each element by itself.
 
     A copy of it, without state, steps on small variables and on their halves, outside of what a backend traces. Costs
     some tenths of a second.
@@ -68,6 +68,30 @@ def needs_whole_variables(optimizer: Any, plain: type[Any] | None = None) -> boo
         return not _alike(together, halves)
 
 
+def depends_on_form(optimizer: Any, plain: type[Any] | None, form: Callable[[Any], Any]) -> bool:
+    """Return whether an optimizer makes another update of a gradient in another form, such as slices of equal sum.
+
+    It is tried as by `needs_whole_variables`. True, too, if it cannot be tried; False if it does not take the other
+    form.
+
+    Args:
+        optimizer: of Keras 3; it is not changed.
+        plain: its class before it was bound; None: its class.
+        form: makes a gradient of the other form of a tensor.
+    """
+    kind = plain or type(optimizer)
+    with _single_precision():
+        try:
+            usual = _stepped(optimizer, kind, _SHAPES, cut=False)
+        except Exception:  # whatever a constructor or a step of a class of the script's own raises
+            return True
+        try:
+            other = _stepped(optimizer, kind, _SHAPES, cut=False, form=form)
+        except Exception:  # the same
+            return False
+        return not _alike(usual, other)
+
+
 @contextmanager
 def _single_precision() -> Iterator[None]:
     """Let Keras compute in float32: some optimizers (Muon) can only step on variables of its default type."""
@@ -79,7 +103,14 @@ def _single_precision() -> Iterator[None]:
         keras.config.set_floatx(before)
 
 
-def _stepped(optimizer: Any, kind: type[Any], shapes: Sequence[tuple[int, ...]], *, cut: bool) -> list[Array]:
+def _stepped(
+    optimizer: Any,
+    kind: type[Any],
+    shapes: Sequence[tuple[int, ...]],
+    *,
+    cut: bool,
+    form: Callable[[Any], Any] = keras.ops.convert_to_tensor,
+) -> list[Array]:
     """Return variables of these shapes after some steps, flat; `cut`: each of them in two parts."""
     config = {**optimizer.get_config(), "name": "probe", "learning_rate": _RATE}
     probe: Any = kind.from_config({**config, **{name: value for name, value in _OFF.items() if name in config}})
@@ -88,10 +119,11 @@ def _stepped(optimizer: Any, kind: type[Any], shapes: Sequence[tuple[int, ...]],
         generator = np.random.default_rng(shape[0])
         values.append([generator.standard_normal(shape, np.float32) for _ in range(1 + _STEPS)])
     parts = [[part for each in data for part in _parts(each, cut)] for data in zip(*values, strict=True)]
-    variables = [keras.Variable(part, dtype="float32", name=f"probe_{i}") for i, part in enumerate(parts[0])]
+    names = ["embeddings", *(f"probe_{i}" for i in range(1, len(parts[0])))]  # Muon treats embeddings differently
+    variables = [keras.Variable(part, dtype="float32", name=name) for name, part in zip(names, parts[0], strict=True)]
     probe.build(variables)
     for gradients in parts[1:]:
-        probe.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], variables)
+        probe.apply([form(gradient) for gradient in gradients], variables)
     results = [np.asarray(variable.numpy()).reshape(-1) for variable in variables]
     return [np.concatenate(results[i : i + 2]) for i in range(0, len(results), 2)] if cut else results
 

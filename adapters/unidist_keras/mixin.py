@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 
 from unidist.errors import UsageError
 from unidist.mixins import with_mixin
 from unidist.waits import calling
+
+if TYPE_CHECKING:
+    from unidist.optim import Update
 
 __all__ = [
     "BoundMixin", "DistributedOptimizerMixin", "OptimizerBinding", "bound_class", "check_plain", "scales_loss",
@@ -40,6 +43,9 @@ class OptimizerBinding(Protocol):
 
     inner: Any
     """A `BoundStep`."""
+
+    distributed_update: Update
+    """Its framework-free side."""
 
     @property
     def passes(self) -> int:
@@ -106,6 +112,9 @@ class DistributedOptimizerMixin(BoundMixin):
     def finalize_variable_values(self, var_list: Any) -> None:
         """Give variables their moving averages, if the optimizer keeps them; `fit` calls it at its end."""
         self._unidist.inner.finalize(var_list)
+        update = self._unidist.distributed_update
+        if update.actors is not None and getattr(getattr(self, "inner_optimizer", self), "use_ema", False):
+            update.actors.act_at_end(update.trained)
 
     @calling("optimizer.save_own_variables()")
     def save_own_variables(self, store: Any) -> None:
@@ -168,5 +177,5 @@ def check_plain(optimizer: Any) -> None:
 
 
 def scales_loss(optimizer: Any) -> bool:
-    """Say whether the optimizer scales the loss by itself."""
+    """Return whether the optimizer scales the loss by itself."""
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

@@ -24,5 +24,5 @@ def differ_in_replica(state: Any) -> None:
 
 
 def differs_in_replica(state: Any) -> bool:
-    """Say whether the state of a seed generator was marked, see `differ_in_replica`."""
+    """Return whether the state of a seed generator was marked, see `differ_in_replica`."""
     return bool(getattr(state, _DIFFERS, False))

@@ -26,7 +26,7 @@ _RING_BYTES_PER_RANK = 64 << 10
 """From this size of a rank's piece on, a ring is faster than MPI's own nonblocking reduction."""
 
 
-class Link:
+class MpiLink:
     """An MPI communicator, and how the messages of our own algorithms go over it.
 
     Args:
@@ -62,7 +62,7 @@ def segments(buffer: Buffer, most_bytes: int) -> list[Buffer]:
     return [buffer.slice(start, min(most, buffer.count - start)) for start in range(0, buffer.count, most)]
 
 
-def allreduce(link: Link, source: Buffer, target: Buffer, op: ReduceOp, scale: float) -> Steps:
+def allreduce(link: MpiLink, source: Buffer, target: Buffer, op: ReduceOp, scale: float) -> Steps:
     """Reduce into `target`, which may be `source`."""
     if link.size == 1 or source.nbytes >= link.size * _RING_BYTES_PER_RANK:
         counts = even_counts(source.count, link.size)
@@ -76,7 +76,7 @@ def allreduce(link: Link, source: Buffer, target: Buffer, op: ReduceOp, scale: f
 
 
 def reducescatter(
-    link: Link, source: Buffer, target: Buffer, op: ReduceOp, scale: float, counts: Sequence[int]
+    link: MpiLink, source: Buffer, target: Buffer, op: ReduceOp, scale: float, counts: Sequence[int]
 ) -> Steps:
     """Reduce piece `rank` into `target`, which may be that piece."""
     given = cut(source, counts)
@@ -99,13 +99,13 @@ def reducescatter(
         copy(pieces[link.rank], target)
 
 
-def broadcast(link: Link, buffer: Buffer, root: int) -> Steps:
+def broadcast(link: MpiLink, buffer: Buffer, root: int) -> Steps:
     """Copy root's buffer to all."""
     for part in segments(buffer, MAX_BYTES):
         yield [link.comm.Ibcast(bytes_of(part), root)]
 
 
-def allgather(link: Link, source: Buffer, target: Buffer, counts: Sequence[int]) -> Steps:
+def allgather(link: MpiLink, source: Buffer, target: Buffer, counts: Sequence[int]) -> Steps:
     """Fill `target` with the sources of all ranks; the source may be its own place there."""
     pieces = cut(target, counts)
     if target.nbytes > MAX_BYTES:
@@ -118,7 +118,7 @@ def allgather(link: Link, source: Buffer, target: Buffer, counts: Sequence[int])
 
 
 def alltoall(
-    link: Link, source: Buffer, target: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
+    link: MpiLink, source: Buffer, target: Buffer, send_counts: Sequence[int], receive_counts: Sequence[int]
 ) -> Steps:
     """Send piece i of `source` to rank i."""
     if max(source.nbytes, target.nbytes) > MAX_BYTES:
@@ -135,12 +135,12 @@ def alltoall(
     ]
 
 
-def barrier(link: Link) -> Steps:
+def barrier(link: MpiLink) -> Steps:
     """Be complete once all have come."""
     yield [link.comm.Ibarrier()]
 
 
-def _ring_reduce(link: Link, given: Sequence[Buffer], pieces: Sequence[Buffer], op: ReduceOp, scale: float) -> Steps:
+def _ring_reduce(link: MpiLink, given: Sequence[Buffer], pieces: Sequence[Buffer], op: ReduceOp, scale: float) -> Steps:
     """Leave the reduction of piece `rank` of all ranks' `given` in `pieces[rank]`; the others hold parts of sums.
 
     The first half of Patarasuk and Yuan's ring (2009). `pieces[i]` may be `given[i]` itself.
@@ -162,11 +162,11 @@ def _ring_reduce(link: Link, given: Sequence[Buffer], pieces: Sequence[Buffer], 
         outgoing = pieces[piece]
 
 
-def _arriving(link: Link, step: int) -> int:
+def _arriving(link: MpiLink, step: int) -> int:
     return (link.rank - step - 2) % link.size
 
 
-def _receive_and_add(link: Link, target: Buffer, own: Buffer, op: ReduceOp, scale: float) -> Steps:
+def _receive_and_add(link: MpiLink, target: Buffer, own: Buffer, op: ReduceOp, scale: float) -> Steps:
     """Receive a piece of the rank before into `target` and reduce `own` into it, segment by segment."""
     receiving = link.receive(target, (link.rank - 1) % link.size)
     parts = zip(receiving, segments(target, _SEGMENT_BYTES), segments(own, _SEGMENT_BYTES), strict=True)
@@ -175,7 +175,7 @@ def _receive_and_add(link: Link, target: Buffer, own: Buffer, op: ReduceOp, scal
         reduce_into(into, addend, op, scale)
 
 
-def _receive_onto(link: Link, target: Buffer, op: ReduceOp, scale: float) -> Steps:
+def _receive_onto(link: MpiLink, target: Buffer, op: ReduceOp, scale: float) -> Steps:
     """Receive a piece of the rank before and reduce it into `target`; one segment comes while one is added."""
     parts = segments(target, _SEGMENT_BYTES)
     rooms = [room.slice(0, part.count) for room, part in zip(itertools.cycle(link.scratch(target.dtype)), parts)]
@@ -188,7 +188,7 @@ def _receive_onto(link: Link, target: Buffer, op: ReduceOp, scale: float) -> Ste
             receiving += link.receive(rooms[i + 2], before)
 
 
-def _ring_gather(link: Link, pieces: Sequence[Buffer]) -> Steps:
+def _ring_gather(link: MpiLink, pieces: Sequence[Buffer]) -> Steps:
     """Fill every piece with that of the rank of its index."""
     for step in range(link.size - 1):
         outgoing, incoming = pieces[(link.rank - step) % link.size], pieces[(link.rank - step - 1) % link.size]
@@ -196,7 +196,7 @@ def _ring_gather(link: Link, pieces: Sequence[Buffer]) -> Steps:
         yield link.send(outgoing, (link.rank + 1) % link.size) + receiving
 
 
-def _exchange(link: Link, outgoing: Sequence[Buffer], incoming: Sequence[Buffer]) -> Steps:
+def _exchange(link: MpiLink, outgoing: Sequence[Buffer], incoming: Sequence[Buffer]) -> Steps:
     """Send `outgoing[i]` to every other rank i and fill `incoming[i]` from it."""
     for distance in range(1, link.size):
         to, source = (link.rank + distance) % link.size, (link.rank - distance) % link.size

@@ -26,17 +26,17 @@ from unidist.communicator import (
 )
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
 from unidist_mpi import collectives
-from unidist_mpi.collectives import Link, Steps
-from unidist_mpi.messages import Messages
-from unidist_mpi.process import NAME_BYTES, Group, Kind, MpiProcess
-from unidist_mpi.works import MpiWork, Operation
+from unidist_mpi.collectives import MpiLink, Steps
+from unidist_mpi.messages import MpiMessages
+from unidist_mpi.process import NAME_BYTES, DrivenGroup, MpiProcess, NoticeKind
+from unidist_mpi.works import MpiOperation, MpiWork
 
 _CAPABILITIES = Capabilities()
 _NUM_TAGS = 10_000
 """MPI promises tags up to 32767; each communicator uses two."""
 
 
-class MpiCommunicator(Communicator, ReportsArrivals, Group):
+class MpiCommunicator(Communicator, ReportsArrivals, DrivenGroup):
     """One group of ranks: an MPI communicator, and a name by which its notices are known.
 
     Collectives are given to MPI one after another, each when the one before is complete: so they begin in the same
@@ -69,9 +69,9 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
         self._name = name
         # MPI reuses the number of a communicator that was freed; a tag of its own tells what was sent over the old one.
         tag = 2 * (int.from_bytes(name, "big") % _NUM_TAGS)
-        self._link = Link(comm, tag)
-        self._messages = Messages(comm, tag + 1)
-        self._queue: deque[Operation] = deque()
+        self._link = MpiLink(comm, tag)
+        self._messages = MpiMessages(comm, tag + 1)
+        self._queue: deque[MpiOperation] = deque()
         self._turn = threading.RLock()
         self._num_issued = 0
         self._splits = itertools.count()
@@ -159,12 +159,12 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
             self._messages.receive(operation, buffer)
         return self._begun(operation)
 
-    def _message(self, what: str, buffer: Buffer, peer: int, role: str) -> Operation:
+    def _message(self, what: str, buffer: Buffer, peer: int, role: str) -> MpiOperation:
         self.check_rank(peer, role)
         self._check_usable(what)
         if buffer.nbytes > collectives.MAX_BYTES:
             raise UsageError(f"{what} on rank {self.rank}: MPI counts in 31 bits. Send it in parts of less than 2 GiB.")
-        return Operation(what, (buffer,), peer=peer)
+        return MpiOperation(what, (buffer,), peer=peer)
 
     # Groups
 
@@ -222,7 +222,7 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
             return
         self._aborted_by = culprit
         self._aborted = f"rank {self.rank} aborted: {reason or 'no reason given'}"
-        self.process.notify(self.members, self._name, Kind.ABORT, culprit, self._aborted)
+        self.process.notify(self.members, self._name, NoticeKind.ABORT, culprit, self._aborted)
 
     @override
     def close(self) -> None:
@@ -233,7 +233,7 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
         self.process.remove(self._name)
         if not self.process.can_communicate:
             return
-        self.process.notify(self.members, self._name, Kind.LEFT, self._num_issued)
+        self.process.notify(self.members, self._name, NoticeKind.LEFT, self._num_issued)
         with self._turn:
             if self._aborted or self._queue or not self._messages.is_idle:
                 self.process.abandon(self._comm, self._link, self._queue, self._messages)
@@ -263,11 +263,11 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
             self._turn.release()
 
     @override
-    def notice(self, member: int, kind: Kind, value: int, text: str) -> None:
+    def notice(self, member: int, kind: NoticeKind, value: int, text: str) -> None:
         rank = self.members.index(member)
-        if kind is Kind.ARRIVED:
+        if kind is NoticeKind.ARRIVED:
             self._arrivals[rank] = value
-        elif kind is Kind.LEFT:
+        elif kind is NoticeKind.LEFT:
             self._left[rank] = value
         elif not self._aborted:
             self._aborted_by, self._aborted = value, text
@@ -276,7 +276,7 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
 
     @property
     def is_broken(self) -> bool:
-        """Say whether every wait would raise."""
+        """Return whether every wait would raise."""
         return bool(self._aborted or self._closed)
 
     def check_alive(self, what: str) -> None:
@@ -292,13 +292,13 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
     def tell_arrival(self, number: int) -> None:
         """Tell the others that this rank waits in collective `number`."""
         self._waiting_in = number
-        self.process.notify(self.members, self._name, Kind.ARRIVED, number)
+        self.process.notify(self.members, self._name, NoticeKind.ARRIVED, number)
 
     def end_waiting(self) -> None:
         """Take note that the wait which `tell_arrival` announced has ended."""
         self._waiting_in = -1
 
-    def left(self, operation: Operation) -> tuple[int, ...]:
+    def left(self, operation: MpiOperation) -> tuple[int, ...]:
         """Return the ranks that have closed this communicator without coming to an operation."""
         if operation.number < 0:
             return (operation.peer,) if operation.peer in self._left else ()
@@ -310,7 +310,7 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
         self._abort(text, ranks[0])
         return PeerLostError(f"{text} (seen on rank {self.rank}, {self.description})", ranks=ranks)
 
-    def stalled_error(self, operation: Operation, limit: timedelta) -> StalledError:
+    def stalled_error(self, operation: MpiOperation, limit: timedelta) -> StalledError:
         """Return the error for a wait that took too long, and abort."""
         missing = self._absent(operation.number) if operation.number >= 0 else (operation.peer,)
         ranks = f"rank{'s' if len(missing) > 1 else ''} {format_ranks(missing)}" if missing else "some of the ranks"
@@ -336,12 +336,12 @@ class MpiCommunicator(Communicator, ReportsArrivals, Group):
     def _issue(self, what: str, steps: Steps, *buffers: Buffer) -> Work:
         self._check_usable(what)
         with self._turn:
-            operation = Operation(what, buffers, steps, number=self._num_issued)
+            operation = MpiOperation(what, buffers, steps, number=self._num_issued)
             self._num_issued += 1
             self._queue.append(operation)
         return self._begun(operation)
 
-    def _begun(self, operation: Operation) -> Work:
+    def _begun(self, operation: MpiOperation) -> Work:
         self.process.mark_busy(self._name, True)
         self.advance()
         return MpiWork(self, operation)

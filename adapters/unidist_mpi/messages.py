@@ -9,10 +9,10 @@ from mpi4py import MPI
 from unidist.buffer import Buffer, DType
 from unidist.errors import MismatchError
 from unidist_mpi.memory import bytes_of
-from unidist_mpi.works import Operation
+from unidist_mpi.works import MpiOperation
 
 
-class Messages:
+class MpiMessages:
     """Moves messages on. Callers hold the communicator's lock.
 
     A receive is given to MPI when its message is there, and not before: only so is the size known of a message that
@@ -26,19 +26,19 @@ class Messages:
     def __init__(self, comm: MPI.Comm, tag: int) -> None:
         self._comm = comm
         self._tag = tag
-        self._asked: dict[int, deque[tuple[Operation, Buffer]]] = defaultdict(deque)
-        self._moving: list[tuple[MPI.Request, Operation, MismatchError | None]] = []
+        self._asked: dict[int, deque[tuple[MpiOperation, Buffer]]] = defaultdict(deque)
+        self._moving: list[tuple[MPI.Request, MpiOperation, MismatchError | None]] = []
 
     @property
     def is_idle(self) -> bool:
-        """Say whether there is nothing to move on."""
+        """Return whether there is nothing to move on."""
         return not self._moving and not self._asked
 
-    def send(self, operation: Operation, buffer: Buffer) -> None:
+    def send(self, operation: MpiOperation, buffer: Buffer) -> None:
         """Begin to send."""
         self._moving.append((self._comm.Isend(bytes_of(buffer), operation.peer, self._tag), operation, None))
 
-    def receive(self, operation: Operation, buffer: Buffer) -> None:
+    def receive(self, operation: MpiOperation, buffer: Buffer) -> None:
         """Ask for the next message of a rank."""
         self._asked[operation.peer].append((operation, buffer))
 
@@ -53,7 +53,7 @@ class Messages:
         if self._moving:
             self._moving = [item for item in self._moving if not self._ended(*item)]
 
-    def _match(self, source: int, operation: Operation, buffer: Buffer) -> bool:
+    def _match(self, source: int, operation: MpiOperation, buffer: Buffer) -> bool:
         """Begin to receive the next message of `source` if it is there."""
         status = MPI.Status()
         message = self._comm.Improbe(source, self._tag, status)
@@ -70,7 +70,7 @@ class Messages:
         self._moving.append((message.Irecv(bytes_of(buffer)), operation, error))
         return True
 
-    def _ended(self, request: MPI.Request, operation: Operation, error: MismatchError | None) -> bool:
+    def _ended(self, request: MPI.Request, operation: MpiOperation, error: MismatchError | None) -> bool:
         if not request.Test():
             return False
         operation.end(error)

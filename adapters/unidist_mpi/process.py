@@ -33,7 +33,7 @@ END_SEC = 30.0
 """How long a rank that saw an operation fail waits, when its script ends, for the other scripts to end."""
 
 
-class Kind(IntEnum):
+class NoticeKind(IntEnum):
     """The kinds of notices, and the meaning of their values."""
 
     ABORT = 1
@@ -44,17 +44,17 @@ class Kind(IntEnum):
     """The number of collectives that the sender has begun."""
 
 
-class Group(Protocol):
+class DrivenGroup(Protocol):
     """A communicator, as the process sees it: it moves it on, and hands notices to it."""
 
     @property
     def is_broken(self) -> bool:
-        """Say whether it was aborted."""
+        """Return whether it was aborted."""
 
     def advance(self) -> None:
         """Move on what can be moved without waiting."""
 
-    def notice(self, member: int, kind: Kind, value: int, text: str) -> None:
+    def notice(self, member: int, kind: NoticeKind, value: int, text: str) -> None:
         """Take a notice of a rank of the world."""
 
 
@@ -69,9 +69,9 @@ class MpiProcess:
         self.pid = os.getpid()
         self._lock = threading.RLock()
         self._notices: MPI.Intracomm | None = None
-        self._groups: dict[bytes, Group] = {}
-        self._busy: dict[bytes, Group] = {}
-        self._early: deque[tuple[bytes, int, Kind, int, str]] = deque(maxlen=_MAX_EARLY)
+        self._groups: dict[bytes, DrivenGroup] = {}
+        self._busy: dict[bytes, DrivenGroup] = {}
+        self._early: deque[tuple[bytes, int, NoticeKind, int, str]] = deque(maxlen=_MAX_EARLY)
         self._outgoing: list[tuple[MPI.Request, bytes]] = []
         self._abandoned: list[Any] = []
 
@@ -86,7 +86,7 @@ class MpiProcess:
 
     # Groups
 
-    def add(self, name: bytes, group: Group) -> None:
+    def add(self, name: bytes, group: DrivenGroup) -> None:
         """Give the notices for `name` to `group`, those that came before included."""
         with self._lock:
             self._groups[name] = group
@@ -101,7 +101,7 @@ class MpiProcess:
             self._busy.pop(name, None)
 
     def mark_busy(self, name: bytes, busy: bool) -> None:
-        """Say whether a group has something to move on."""
+        """Note whether a group has something to move on."""
         with self._lock:
             if busy and name in self._groups:
                 self._busy[name] = self._groups[name]
@@ -115,7 +115,7 @@ class MpiProcess:
 
     # Notices
 
-    def notify(self, members: tuple[int, ...], name: bytes, kind: Kind, value: int = 0, text: str = "") -> None:
+    def notify(self, members: tuple[int, ...], name: bytes, kind: NoticeKind, value: int = 0, text: str = "") -> None:
         """Send a notice to ranks of the world except this one. From any thread; does not wait."""
         if self._notices is None or not self.can_communicate:
             return
@@ -152,9 +152,9 @@ class MpiProcess:
             text = data[_HEADER.size :].decode(errors="replace")
             group = self._groups.get(name)
             if group is not None:
-                group.notice(status.Get_source(), Kind(kind), value, text)
+                group.notice(status.Get_source(), NoticeKind(kind), value, text)
             else:  # of a group that this rank has closed, or has yet to make
-                self._early.append((name, status.Get_source(), Kind(kind), value, text))
+                self._early.append((name, status.Get_source(), NoticeKind(kind), value, text))
         if self._outgoing:
             self._forget_sent()
 

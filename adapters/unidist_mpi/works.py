@@ -27,7 +27,7 @@ _GRACE_SEC = 0.5
 """For messages of a peer that has closed its side: what it sent before is still on its way."""
 
 
-class Operation:
+class MpiOperation:
     """Something under way on one communicator.
 
     Args:
@@ -84,7 +84,7 @@ class Operation:
 class MpiWork(Work):
     """An operation of a communicator, for its caller."""
 
-    def __init__(self, communicator: MpiCommunicator, operation: Operation) -> None:
+    def __init__(self, communicator: MpiCommunicator, operation: MpiOperation) -> None:
         self._communicator = communicator
         self._operation = operation
 

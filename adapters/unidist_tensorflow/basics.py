@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -12,8 +13,11 @@ from unidist.buffer import Buffer
 from unidist.errors import NotInitializedError
 from unidist.runtime import context
 from unidist.settings import device_index
+from unidist.topology import Topology
 from unidist.training.seeding import seed_python
 from unidist_tensorflow.memory import DTYPES, Array, array_of_buffer, buffer_of
+
+_log = logging.getLogger("unidist")
 
 NOT_INITIALIZED, UNKNOWN_SET = -1, -2
 """What `process_set_included_op` says where it cannot answer; Horovod's numbers."""
@@ -52,11 +56,41 @@ def seed(number: int) -> None:
     tf.random.set_seed(own)  # Keras takes the seeds of its layers from Python's numbers
 
 
-def device() -> str:
-    """Return the device of this rank for `tf.device`: "/GPU:" and its local rank, or "/CPU:0" where it sees no GPU.
+def choose_device(topology: Topology) -> None:
+    """Let this process use the GPU of its local rank alone, and of its memory as much as it needs.
 
-    A rank that is shown its own GPU only, by CUDA_VISIBLE_DEVICES or `tf.config.set_visible_devices`, uses that:
-    "/GPU:0". Does not initialize TensorFlow's devices, so that their options may still be set.
+    TensorFlow else takes nearly all memory of all GPUs that it sees. What the script has chosen itself stays. A single
+    process of a host keeps its GPUs.
+
+    Args:
+        topology: this rank's place.
+
+    Raises:
+        ConfigurationError: there are GPUs, but fewer than ranks on this host.
+    """
+    installed, visible = tf.config.list_physical_devices("GPU"), tf.config.get_visible_devices("GPU")
+    if topology.local_size == 1 or not visible or len(visible) < len(installed):
+        return
+    index = device_index(topology, visible=len(visible))
+    assert index is not None
+    try:
+        tf.config.set_visible_devices(visible[index], "GPU")
+        tf.config.experimental.set_memory_growth(visible[index], True)
+    except RuntimeError as exc:
+        _log.warning(
+            "rank %d: TensorFlow was used before init(), so this process holds memory of all %d GPUs of its host. "
+            "Call init() first (%s)",
+            topology.rank,
+            len(visible),
+            exc,
+        )
+
+
+def device() -> str:
+    """Return the device of this rank for `tf.device`: "/GPU:0", or "/CPU:0" where it sees no GPU.
+
+    `init` lets each rank see the GPU of its local rank alone, if TensorFlow was not used before; a rank that sees more
+    uses "/GPU:" and its local rank. Does not initialize TensorFlow's devices, so that their options may still be set.
 
     Raises:
         ConfigurationError: there are GPUs, but fewer than ranks on this host.
@@ -110,7 +144,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def gpu_available(ext_base_name: str = "tensorflow", verbose: bool = False) -> bool:
-    """Say whether TensorFlow sees a GPU.
+    """Return whether TensorFlow sees a GPU.
 
     Args:
         ext_base_name: for Horovod's sake: "tensorflow" is the only choice.
@@ -130,12 +164,12 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Say whether TensorFlow was built for CUDA."""
+    """Return whether TensorFlow was built for CUDA."""
     return bool(tf.test.is_built_with_cuda())
 
 
 def rocm_built() -> bool:
-    """Say whether TensorFlow was built for ROCm."""
+    """Return whether TensorFlow was built for ROCm."""
     return bool(tf.test.is_built_with_rocm())
 
 

@@ -30,7 +30,7 @@ def layers() -> tuple[type[Any], ...]:
 
 
 def is_legacy_optimizer(optimizer: Any) -> bool:
-    """Say whether this is an optimizer of tf_keras, of its present kind or of that before TensorFlow 2.11."""
+    """Return whether this is an optimizer of tf_keras, of its present kind or of that before TensorFlow 2.11."""
     legacy = sys.modules.get("tf_keras")
     if legacy is None:
         return False
@@ -48,5 +48,5 @@ def build_legacy_optimizer(optimizer: Any, variables: Sequence[Any], name: str |
 
 
 def is_old(optimizer: Any) -> bool:
-    """Say whether an optimizer of tf_keras is one of before TensorFlow 2.11 (`tf_keras.optimizers.legacy`)."""
+    """Return whether an optimizer of tf_keras is one of before TensorFlow 2.11 (`tf_keras.optimizers.legacy`)."""
     return hasattr(optimizer, "_create_all_weights")

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from unidist import hookimpl
 from unidist.framework import FrameworkSpec
 from unidist.registry import Registry
+
+if TYPE_CHECKING:
+    from unidist.runtime.context import Context
+
+
+@hookimpl
+def unidist_initialized(context: Context) -> None:
+    """Choose this rank's GPU, if the script trains with TensorFlow."""
+    basics = sys.modules.get("unidist_tensorflow.basics")
+    if basics is not None:
+        basics.choose_device(context.topology)
 
 
 @hookimpl

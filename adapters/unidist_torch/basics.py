@@ -50,14 +50,18 @@ def seed(number: int) -> None:
 def device() -> torch.device:
     """Return the device of this rank: `cuda:` and its local rank, or `cpu` where this rank sees no GPU.
 
-    A rank that is shown its own GPU only, by CUDA_VISIBLE_DEVICES, uses that: `cuda:0`.
+    A rank that is shown its own GPU only, by CUDA_VISIBLE_DEVICES, uses that: `cuda:0`. The GPU is the current one of
+    this thread afterwards, so that what says only "cuda" means it, too.
 
     Raises:
         ConfigurationError: there are GPUs, but fewer than ranks on this host.
     """
-    visible = torch.cuda.device_count() if torch.version.cuda is not None else 0
+    visible = torch.cuda.device_count()  # also of ROCm
     index = device_index(context.current().topology, visible=visible)
-    return torch.device("cpu") if index is None else torch.device("cuda", index)
+    if index is None:
+        return torch.device("cpu")
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
 
 def nccl_built() -> int:
@@ -69,10 +73,10 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Say whether PyTorch was built for CUDA."""
+    """Return whether PyTorch was built for CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Say whether PyTorch was built for ROCm."""
+    """Return whether PyTorch was built for ROCm."""
     return torch.version.hip is not None

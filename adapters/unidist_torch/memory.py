@@ -50,11 +50,15 @@ def dtype_of(tensor: torch.Tensor) -> DType:
         raise UsageError(f"tensors of {tensor.dtype} cannot be exchanged; choices: {', '.join(DType)}") from None
 
 
-def buffer_of(tensor: torch.Tensor) -> Buffer:
+def buffer_of(tensor: torch.Tensor, *, is_ours: bool = False) -> Buffer:
     """Return the memory of a dense tensor that covers it without gaps, in memory order.
 
     The buffer keeps that memory, also if the tensor gets another one (`tensor.data = ...`, `tensor.set_()`). What
     changes the size of the memory itself (`tensor.resize_()`) must wait until nothing uses the buffer.
+
+    Args:
+        tensor: has the memory.
+        is_ours: nobody else has this tensor, and can give it other memory, while the buffer is used.
     """
     dtype = DTYPES.get(tensor.dtype) or dtype_of(tensor)
     if tensor.layout is not torch.strided:
@@ -63,11 +67,12 @@ def buffer_of(tensor: torch.Tensor) -> Buffer:
         raise UsageError(
             f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps; use contiguous()"
         )
-    return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor.detach(), memory_kind(tensor))
+    memory = HOST if tensor.is_cpu else memory_kind(tensor)
+    return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor if is_ours else tensor.detach(), memory)
 
 
 def is_plain_copy(source: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Say whether `copy_plain` can copy a tensor to host memory that is dense in this order."""
+    """Return whether `copy_plain` can copy a tensor to host memory that is dense in this order."""
     return (
         copy_memory is not None
         and source.stride() == stride
@@ -105,20 +110,20 @@ class CopyInto:
         self._nbytes = nbytes if is_plain else 0
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Say whether `tensor` is the target's memory already."""
+        """Return whether `tensor` is the target's memory already."""
         return tensor.data_ptr() == self._address
 
     def copy(self, source: torch.Tensor) -> None:
         """Copy the values of `source`, of the target's shape."""
-        if self._nbytes and is_plain_copy(source, self._stride, self._dtype):
-            copy_plain(self._address, source.data_ptr(), self._nbytes)
+        if self._nbytes and copy_memory is not None and is_plain_copy(source, self._stride, self._dtype):
+            copy_memory(self._address, source.data_ptr(), self._nbytes)
         else:
             with torch.no_grad():
                 self._target.copy_(source)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Say whether the tensor covers its memory without gaps or overlap, in any order of dims (channels_last)."""
+    """Return whether the tensor covers its memory without gaps or overlap, in any order of dims (channels_last)."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:

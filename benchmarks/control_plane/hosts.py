@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 from typing import Any
 
 from benchmarks.control_plane.workers import Record, SimulatedRank, SimulatedWorker
 from unidist.control.connection import Connection
-from unidist.control.wire import Message
-from unidist.topology import Topology
+from unidist.control.messages import Start, Started, StartWorker, WorkerStarted
+from unidist.jobs.liveness import StopWatch
 from unidist_launch.agent.order import AgentOrder
 from unidist_launch.agent.ranks import AgentRanks
-from unidist_launch.agent.workers import AgentWorkers
+from unidist_launch.agent.workers import AgentWorkers, HostWorker
 
 ADDRESS = "127.0.0.1"
 _TURN_SEC = 0.25
@@ -49,21 +50,22 @@ class SimulatedHost(AgentWorkers):
 
     def end_worker(self, number: int) -> bool:
         """Kill a worker, if it is here. From any thread."""
-        worker: Any = self._workers.get(number)
+        worker = self._workers.get(number)
         if worker is not None:
-            worker.end(-9)
+            worker.processes.signal(signal.SIGKILL)
         return worker is not None
 
     def _watch_termination(self) -> None:
         """Signals are not for a thread."""
 
-    def _start_worker(self, message: Message) -> None:
-        number, seat = int(message["worker"]), int(message["seat"])
+    def _start_worker(self, message: StartWorker) -> None:
+        number, seat = message.worker, message.seat
         server, secret = (ADDRESS, self._order.port), bytes.fromhex(self._order.secret)
-        worker: Any = SimulatedWorker(number, seat, server, secret, self._record, self._woken.wake)
+        worker = SimulatedWorker(number, server, secret, self._record, self._woken.wake)
+        stand_in: Any = worker
         self._backlog.start(number, seat)
-        self._workers[number] = worker
-        self._send({"type": "started", "worker": number, "pid": worker.pid})
+        self._workers[number] = HostWorker(number, seat, stand_in, {}, StopWatch(worker.pid))
+        self._send(WorkerStarted(number, worker.pid))
 
 
 class _Processes:
@@ -113,10 +115,10 @@ class SimulatedRanks(AgentRanks):
     def _watch_termination(self) -> None:
         """Signals are not for a thread."""
 
-    def _start(self, message: Message) -> None:
-        self._places = tuple(Topology(*place) for place in message["places"])
+    def _start(self, message: Start) -> None:
+        self._places = message.places
         server, secret = (ADDRESS, self._order.port), bytes.fromhex(self._order.secret)
         self._ranks = [SimulatedRank(place, server, secret, self._record, self._woken.wake) for place in self._places]
         stand_in: Any = _Processes(self._ranks)
         self._processes = stand_in
-        self._send({"type": "started", "pids": [rank.pid for rank in self._ranks]})
+        self._send(Started(tuple(rank.pid for rank in self._ranks)))

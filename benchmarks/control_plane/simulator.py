@@ -2,12 +2,7 @@
 
     python -m benchmarks.control_plane.simulator
 
-Reads requests and writes answers, each a line of JSON:
-
-    host     order: start the agent of a host
-    end      worker: kill a worker
-    exchange  have the ranks of a job of fixed size exchange addresses
-    stats                                               -> what the workers have noted, processor time, memory
+Reads `requests`, and writes answers, each a line of JSON.
 """
 
 from __future__ import annotations
@@ -21,8 +16,10 @@ import time
 from typing import Any
 
 from benchmarks.control_plane.hosts import ADDRESS, SimulatedHost, SimulatedRanks
+from benchmarks.control_plane.requests import EndWorker, Exchange, StartHost, Stats
 from benchmarks.control_plane.workers import Record
 from unidist.control.client import connect
+from unidist.control.codec import decode
 from unidist.errors import UnidistError
 from unidist_launch.agent.order import AgentOrder
 
@@ -39,19 +36,18 @@ def main() -> None:
     record = Record()
     hosts: list[SimulatedHost | SimulatedRanks] = []
     for line in sys.stdin:
-        request = json.loads(line)
-        kind = request["type"]
-        if kind == "host":
-            order = AgentOrder.from_line(request["order"].encode())
-            threading.Thread(target=_run_host, args=(order, record, hosts), daemon=True).start()
-        elif kind == "end":
-            any(host.end_worker(int(request["worker"])) for host in list(hosts))
-        elif kind == "exchange":
-            for host in list(hosts):
-                assert isinstance(host, SimulatedRanks)
-                host.exchange()
-        elif kind == "stats":
-            print(json.dumps({**record.as_fields(), **usage()}), flush=True)
+        match decode(line.encode()):
+            case StartHost(order):
+                arguments = (AgentOrder.from_line(order.encode()), record, hosts)
+                threading.Thread(target=_run_host, args=arguments, daemon=True).start()
+            case EndWorker(worker):
+                any(host.end_worker(worker) for host in list(hosts))
+            case Exchange():
+                for host in list(hosts):
+                    assert isinstance(host, SimulatedRanks)
+                    host.exchange()
+            case Stats():
+                print(json.dumps({**record.as_fields(), **usage()}), flush=True)
 
 
 def _run_host(order: AgentOrder, record: Record, hosts: list[SimulatedHost | SimulatedRanks]) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 from typing_extensions import override
 
 from benchmarks.control_plane.hosts import ADDRESS
+from benchmarks.control_plane.requests import EndWorker, Exchange, StartHost, Stats
 from benchmarks.jobs import ROOT
+from unidist.control.codec import Message, encode
 from unidist.launcher import Host
 from unidist_launch.remote import AgentStarter
 
@@ -68,7 +70,7 @@ class Simulators(AgentStarter):
 
     def totals(self) -> Totals:
         """Ask all of them what has happened."""
-        found = [self._ask(process, {"type": "stats"}) for process in self._alive()]
+        found = [self._ask(process, Stats()) for process in self._alive()]
 
         def sums(name: str) -> dict[int, tuple[int, float]]:
             merged: dict[int, tuple[int, float]] = {}
@@ -93,12 +95,12 @@ class Simulators(AgentStarter):
     def end_worker(self, number: int) -> None:
         """Kill one worker."""
         for process in self._alive():
-            self._tell(process, {"type": "end", "worker": number})
+            self._tell(process, EndWorker(number))
 
     def exchange(self) -> None:
         """Have the ranks exchange addresses."""
         for process in self._alive():
-            self._tell(process, {"type": "exchange"})
+            self._tell(process, Exchange())
 
     def kill_one(self) -> None:
         """Kill a simulator, with all hosts and workers in it."""
@@ -111,7 +113,7 @@ class Simulators(AgentStarter):
         alive = list(self._alive())
         process = alive[self._turn % len(alive)]
         self._turn += 1
-        self._tell(process, {"type": "host", "order": order.decode()})
+        self._tell(process, StartHost(order.decode()))
 
     @override
     def command(self, host: Host) -> Sequence[str]:
@@ -124,13 +126,13 @@ class Simulators(AgentStarter):
     def _alive(self) -> Iterator[subprocess.Popen[bytes]]:
         return (process for process in self._processes if process.poll() is None)
 
-    def _tell(self, process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
+    def _tell(self, process: subprocess.Popen[bytes], request: Message) -> None:
         assert process.stdin is not None
         with self._lock, contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.write(encode(request) + b"\n")
             process.stdin.flush()
 
-    def _ask(self, process: subprocess.Popen[bytes], request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, process: subprocess.Popen[bytes], request: Message) -> dict[str, Any]:
         assert process.stdout is not None
         self._tell(process, request)
         answer: dict[str, Any] = json.loads(process.stdout.readline())

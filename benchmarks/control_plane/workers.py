@@ -108,7 +108,6 @@ class SimulatedWorker(SimulatedProcess):
 
     Args:
         number: of the worker.
-        seat: label of its output.
         server: address of the coordinator.
         secret: the job's.
         record: of this process.
@@ -118,15 +117,13 @@ class SimulatedWorker(SimulatedProcess):
     def __init__(
         self,
         number: int,
-        seat: int,
         server: tuple[str, int],
         secret: bytes,
         record: Record,
         ended: Callable[[], None],
     ) -> None:
         super().__init__(ended)
-        self.number, self.seat = number, seat
-        self.files: dict[int, Any] = {}
+        self.number = number
         self._server, self._secret, self._record = server, secret, record
         self._wake = threading.Event()
         self._link: WorkerLink | None = None
@@ -134,14 +131,9 @@ class SimulatedWorker(SimulatedProcess):
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
-    def process(self) -> SimulatedWorker:
-        """What its agent takes for its process."""
-        return self
-
-    @property
-    def processes(self) -> SimulatedWorker:
-        """The same, for what started it."""
-        return self
+    def processes(self) -> list[SimulatedWorker]:
+        """The only process of this worker."""
+        return [self]
 
     def end(self, returncode: int) -> None:
         """End without a word, as by `kill -9`: the kernel closes its connections."""
@@ -191,8 +183,8 @@ class SimulatedWorker(SimulatedProcess):
 
     def _note_end(self, text: str) -> None:
         if self.returncode is None:
-            assert self._link is not None
-            self._record.note(self._record.ended, self._link.generation)
+            generation = -1 if self._link is None else self._link.generation  # None: lost while it introduces itself
+            self._record.note(self._record.ended, generation)
         self._wake.set()
 
 

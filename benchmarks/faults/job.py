@@ -21,7 +21,7 @@ from benchmarks.faults.plans import Fault
 
 __all__ = ["CampaignJob"]
 
-_SCRIPT = Path(__file__).with_name("script.py")
+_SCRIPT = Path(__file__).with_name("training.py")
 _MARK = "UNIDIST_FAULTS_RUN"
 _HEARTBEAT_SEC = 2.0
 _WAIT_SEC = 0.02

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.faults.job import CampaignJob
 from benchmarks.faults.plans import Plan
-from benchmarks.faults.script import total
+from benchmarks.faults.training import total
 
 __all__ = ["Outcome", "Verdict", "run"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from benchmarks.published.systems import SYSTEMS
-from unidist.cost_model import Cluster, Efficiency, Link, ModelFigures, PieceWork, SearchProblem, Work, Workload
+from unidist.cost_model import Cluster, Efficiency, Link, ModelFigures, ModelWork, PieceWork, SearchProblem, Workload
 from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.strategy import StrategySpec
@@ -25,7 +25,7 @@ from unidist_pipeline.schedules import (
     StageTimes,
     build_schedule,
 )
-from unidist_pipeline.schedules.execution_model import Messages, steps_of
+from unidist_pipeline.schedules.execution_model import MessageMode, steps_of
 from unidist_pipeline.schedules.playback import play
 from unidist_pipeline.simulation import Costs, simulate
 from unidist_planner.memory.comparison import estimate_line
@@ -93,7 +93,7 @@ def _points(table_id: str) -> list[Point]:
 
 
 @dataclass(frozen=True)
-class MeasuredWork(Work):
+class MeasuredWork(ModelWork):
     """A model of which one accelerator's step time is known, and the number of parameters.
 
     Args:
@@ -119,7 +119,7 @@ class MeasuredWork(Work):
         return Workload(ModelFigures(self.parameters), optimizer="momentum", precision="fp32")
 
     @override
-    def with_batch(self, batch: int) -> Work:
+    def with_batch(self, batch: int) -> ModelWork:
         return replace(self, batch=batch)
 
     @override
@@ -157,9 +157,9 @@ def cluster(name: str) -> Cluster:
     return Cluster(**links, efficiency_between=reached, **given)
 
 
-def predicted(row: Mapping[str, Any]) -> tuple[Work, Prediction]:
+def predicted(row: Mapping[str, Any]) -> tuple[ModelWork, Prediction]:
     """Return the prediction of a step; where the paper does not say the micro-batch, the fastest of those given."""
-    work: Work
+    work: ModelWork
     if "seconds" in row:
         work = MeasuredWork(row["parameters"], row["seconds"], row["batch"], row["samples"])
     else:
@@ -252,7 +252,7 @@ def _bubble_of_first_waits(row: Mapping[str, Any]) -> float:
     """
     schedule, costs = _of_stages(row)
     num_ranks, last = row["ranks"], schedule.num_stages - 1
-    steps = steps_of(schedule, Messages.ASYNCHRONOUS, duration=costs.for_stages(schedule.num_stages).duration)
+    steps = steps_of(schedule, MessageMode.ASYNCHRONOUS, duration=costs.for_stages(schedule.num_stages).duration)
     for actions, list_of_rank in zip(schedule.ranks, steps, strict=True):
         for index, action in enumerate(actions):
             if action.microbatch is None or action.microbatch % num_ranks == 0:

@@ -1,4 +1,4 @@
-"""Reads handwritten digits with a loop of its own, in `tf.function`: a small convolutional net, offline.
+"""Reads handwritten digits with its own loop, in `tf.function`: a small convolutional net, offline.
 
     unidist launch -np 2 examples/keras/digits_custom_loop.py
     unidist launch -np 2 --strategy accumulate=2 examples/keras/digits_custom_loop.py

@@ -47,7 +47,7 @@ def train(rate: float, report: Any = None) -> float:
 
 
 def stop_if_bad(step: int, loss: float, *, limit: float) -> bool:
-    """Say whether a trial is to be pruned: it is no better than a limit halfway."""
+    """Return whether a trial is to be pruned: it is no better than a limit halfway."""
     return step == NUM_STEPS // 2 and loss > limit
 
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist_activations._blocks import Member
+    from unidist_activations._blocks import ModelMember
     from unidist_activations.binding import ModelBinding
     from unidist_activations.strategy import Activations
 
 __all__ = [
-    "Activations", "Member", "ModelBinding",
+    "Activations", "ModelBinding", "ModelMember",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "_blocks": "Member",
+        "_blocks": "ModelMember",
         "binding": "ModelBinding",
         "strategy": "Activations",
     },

@@ -17,7 +17,7 @@ _LISTED = 40
 
 
 @dataclass(frozen=True)
-class Member:
+class ModelMember:
     """One part of a model.
 
     Args:
@@ -35,7 +35,7 @@ class Member:
     is_callable: bool = True
 
 
-def find_blocks(members: Sequence[Member], patterns: Sequence[str], *, separator: str) -> list[Path]:
+def find_blocks(members: Sequence[ModelMember], patterns: Sequence[str], *, separator: str) -> list[Path]:
     """Return the paths of the blocks, in the order of `members`; no block is inside of another.
 
     Without patterns: parts of one class beside each other, at least two, that consist of other parts. If a repetition
@@ -65,7 +65,7 @@ def find_blocks(members: Sequence[Member], patterns: Sequence[str], *, separator
     return [item.path for item in members if item.path in found]
 
 
-def _matching(members: Sequence[Member], patterns: Sequence[str], separator: str) -> set[Path]:
+def _matching(members: Sequence[ModelMember], patterns: Sequence[str], separator: str) -> set[Path]:
     found: dict[Path, str] = {}
     for pattern in patterns:
         names = pattern.split(separator)
@@ -95,7 +95,7 @@ def _matches(path: Path, names: Sequence[str]) -> bool:
     return len(path) == len(names) and all(map(fnmatchcase, path, names))
 
 
-def _repeated(candidates: Sequence[Member]) -> set[Path]:
+def _repeated(candidates: Sequence[ModelMember]) -> set[Path]:
     groups: dict[tuple[Path, str], list[Path]] = {}
     for item in candidates:
         if item.has_members:
@@ -112,7 +112,7 @@ def _overlap(one: Path, other: Path) -> bool:
     return one[:shorter] == other[:shorter]
 
 
-def _listing(members: Sequence[Member], separator: str) -> str:
+def _listing(members: Sequence[ModelMember], separator: str) -> str:
     paths = [separator.join(item.path) for item in members if item.is_callable]
     more = f" and {len(paths) - _LISTED} more" if len(paths) > _LISTED else ""
     return f"Parts: {', '.join(paths[:_LISTED]) or '(none)'}{more}."

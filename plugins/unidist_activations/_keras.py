@@ -13,23 +13,23 @@ import tensorflow as tf
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist_activations._blocks import Member, Path
+from unidist_activations._blocks import ModelMember, Path
 from unidist_activations.binding import ModelBinding
-from unidist_keras.masks import InputMasks, mask_of, set_mask
+from unidist_keras.losses.masks import InputMasks, mask_of, set_mask
 
 _PLAIN = "_unidist_plain_call"
 Call = Callable[..., Any]
 
 
-class TensorFlowBinding(ModelBinding):
+class TensorFlowModelBinding(ModelBinding):
     """See `ModelBinding`. A path consists of names of layers."""
 
     separator: ClassVar[str] = "/"
 
     @override
-    def members(self, model: Any) -> Sequence[Member]:
+    def members(self, model: Any) -> Sequence[ModelMember]:
         return [
-            Member(
+            ModelMember(
                 path,
                 f"{type(layer).__module__}.{type(layer).__qualname__}",
                 has_members=bool(_parts(layer)),

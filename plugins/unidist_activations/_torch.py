@@ -13,10 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
-from unidist_activations._blocks import Member, Path
+from unidist_activations._blocks import ModelMember, Path
 from unidist_activations._files import FileMemory
 from unidist_activations._torch_offload import FileStore, HostStore, Offload
 from unidist_activations.binding import ModelBinding
+from unidist_torch.models import leave_out
 
 _LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 _PLAIN = "_unidist_plain_forward"
@@ -24,15 +25,15 @@ _PLAIN = "_unidist_plain_forward"
 Forward = Callable[..., Any]
 
 
-class TorchBinding(ModelBinding):
+class TorchModelBinding(ModelBinding):
     """See `ModelBinding`."""
 
     separator: ClassVar[str] = "."
 
     @override
-    def members(self, model: torch.nn.Module) -> Sequence[Member]:
+    def members(self, model: torch.nn.Module) -> Sequence[ModelMember]:
         return [
-            Member(
+            ModelMember(
                 tuple(path.split(".")),
                 f"{type(module).__module__}.{type(module).__qualname__}",
                 has_members=any(True for _ in module.children()),
@@ -84,6 +85,12 @@ def _run_by(run: Callable[..., Any], module: torch.nn.Module) -> None:
 
     setattr(forward, _PLAIN, plain)
     module.forward = MethodType(forward, module)
+    leave_out(module, _without_forward, copies=False)
+
+
+def _without_forward(state: dict[str, Any]) -> None:
+    if hasattr(state.get("forward"), _PLAIN):
+        del state["forward"]
 
 
 def _recomputing(plain: Forward, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ SMALLEST_BYTES = 1 << 16
 Load = Callable[[], torch.Tensor]
 
 
-class Store(ABC):
+class ActivationStore(ABC):
     """A place outside of the device."""
 
     @abstractmethod
@@ -26,7 +26,7 @@ class Store(ABC):
         """Copy a strided tensor there, and return what brings it back: equal, of the same memory order."""
 
 
-class HostStore(Store):
+class HostStore(ActivationStore):
     """Host memory, pinned, for tensors of an accelerator: copies are ordered with what the device computes."""
 
     @override
@@ -37,7 +37,7 @@ class HostStore(Store):
         return lambda: copy.to(device, non_blocking=True)
 
 
-class FileStore(Store):
+class FileStore(ActivationStore):
     """Mapped files, for tensors of any device."""
 
     def __init__(self, memory: FileMemory) -> None:
@@ -57,7 +57,7 @@ class FileStore(Store):
 class Offload:
     """Moves the tensors that a block keeps to a store. One for each block."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ActivationStore) -> None:
         self._store = store
 
     @contextmanager

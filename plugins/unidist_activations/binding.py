@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from unidist_activations._blocks import Member, Path
+from unidist_activations._blocks import ModelMember, Path
 
 
 class ModelBinding(ABC):
@@ -19,7 +19,7 @@ class ModelBinding(ABC):
     separator: ClassVar[str]
 
     @abstractmethod
-    def members(self, model: Any) -> Sequence[Member]:
+    def members(self, model: Any) -> Sequence[ModelMember]:
         """Return every part of the model but itself, outer ones before inner ones. Imports nothing new."""
 
     @abstractmethod

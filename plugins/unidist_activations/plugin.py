@@ -22,5 +22,5 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
 @hookimpl
 def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register the bindings to frameworks."""
-    registry.add(BindingSpec("activations", "torch", "unidist_activations._torch:TorchBinding"))
-    registry.add(BindingSpec("activations", "tensorflow", "unidist_activations._keras:TensorFlowBinding"))
+    registry.add(BindingSpec("activations", "torch", "unidist_activations._torch:TorchModelBinding"))
+    registry.add(BindingSpec("activations", "tensorflow", "unidist_activations._keras:TensorFlowModelBinding"))

@@ -9,11 +9,11 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist_bench.results import FORMAT, Results, Row, Series, read
     from unidist_bench.statistics import Figures, bus_factor
-    from unidist_bench.turns import Durations, Meeting, side_by_side, take_turns
+    from unidist_bench.turns import BenchmarkRanks, Durations, side_by_side, take_turns
 
 __all__ = [
-    "FORMAT", "Durations", "Figures", "Meeting", "Results", "Row", "Series", "bus_factor", "read", "side_by_side",
-    "take_turns",
+    "FORMAT", "BenchmarkRanks", "Durations", "Figures", "Results", "Row", "Series", "bus_factor", "read",
+    "side_by_side", "take_turns",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -21,6 +21,6 @@ __getattr__ = lazy_names(
     {
         "results": "FORMAT Results Row Series read",
         "statistics": "Figures bus_factor",
-        "turns": "Durations Meeting side_by_side take_turns",
+        "turns": "BenchmarkRanks Durations side_by_side take_turns",
     },
 )

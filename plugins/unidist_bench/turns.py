@@ -12,8 +12,8 @@ Durations = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """The meeting of a benchmark's ranks.
+class BenchmarkRanks:
+    """What the ranks of a benchmark do together.
 
     Args:
         barrier: before each measurement; not by what is measured, where that would favour one of them.
@@ -26,7 +26,7 @@ class Meeting:
 
 def take_turns(
     variants: Mapping[str, Callable[[], object]],
-    meeting: Meeting,
+    meeting: BenchmarkRanks,
     *,
     repetitions: int,
     warmup: int = 2,
@@ -66,7 +66,7 @@ def take_turns(
 
 def side_by_side(
     variants: Mapping[str, Callable[[], object]],
-    meeting: Meeting,
+    meeting: BenchmarkRanks,
     *,
     repetitions: int,
     warmup: int = 2,

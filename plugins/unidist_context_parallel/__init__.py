@@ -14,8 +14,8 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_context_parallel.binding import ContextBinding
-    from unidist_context_parallel.strategy import Context
+    from unidist_context_parallel.strategy import ContextParallel
 
-__all__ = ["Context", "ContextBinding"]
+__all__ = ["ContextBinding", "ContextParallel"]
 
-__getattr__ = lazy_names(__name__, {"binding": "ContextBinding", "strategy": "Context"})
+__getattr__ = lazy_names(__name__, {"binding": "ContextBinding", "strategy": "ContextParallel"})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_context_parallel.strategy import Context
+    from unidist_context_parallel.strategy import ContextParallel
 
 __all__ = ["ContextBinding"]
 
@@ -16,7 +16,7 @@ class ContextBinding(ABC):
     """Context parallelism for one framework. Made without arguments."""
 
     @abstractmethod
-    def partition(self, strategy: Context, model: Any, context: RuntimeAPI) -> Any:
+    def partition(self, strategy: ContextParallel, model: Any, context: RuntimeAPI) -> Any:
         """Let the model divide what it is called with, and return it; see `Strategy.partition`. Collective.
 
         Raises:

@@ -23,7 +23,7 @@ AXIS = planning.AXIS
 
 
 @dataclass(frozen=True)
-class Context(Strategy, SurvivesLoss, EstimatesMemory, PredictsStepTime):
+class ContextParallel(Strategy, SurvivesLoss, EstimatesMemory, PredictsStepTime):
     """Divides the tokens of each sample over ranks, which compute them with the whole model. For long sequences.
 
     Each rank has a chunk from the front and one from the back of the sequence, so that all have as much to do under a

@@ -14,16 +14,16 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_expert_parallel.binding import ExpertBinding
-    from unidist_expert_parallel.strategy import Expert
+    from unidist_expert_parallel.strategy import ExpertParallel
 
 __all__ = [
-    "Expert", "ExpertBinding",
+    "ExpertBinding", "ExpertParallel",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "binding": "ExpertBinding",
-        "strategy": "Expert",
+        "strategy": "ExpertParallel",
     },
 )

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_expert_parallel.strategy import Expert
+    from unidist_expert_parallel.strategy import ExpertParallel
 
 
 class ExpertBinding(ABC):
     """Expert parallelism for one framework. Made without arguments."""
 
     @abstractmethod
-    def partition(self, strategy: Expert, model: Any, context: RuntimeAPI) -> Any:
+    def partition(self, strategy: ExpertParallel, model: Any, context: RuntimeAPI) -> Any:
         """Leave this rank its experts of every layer, in place, and return the model; see `Strategy.partition`.
 
         Collective over all ranks.

@@ -13,7 +13,7 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     registry.add(
         StrategySpec(
             "expert",
-            "unidist_expert_parallel.strategy:Expert",
+            "unidist_expert_parallel.strategy:ExpertParallel",
             "divide the experts of mixture-of-experts layers over ranks; tokens travel to them",
         )
     )

@@ -11,7 +11,7 @@ from typing_extensions import override
 from unidist.cost_model import EstimatesMemory, PredictsStepTime
 from unidist.errors import ConfigurationError
 from unidist.mesh import DATA_AXIS, Divides
-from unidist.strategy import Plan, RunsSteps, Strategy
+from unidist.strategy import Plan, Strategy
 from unidist_expert_parallel import planning
 from unidist_expert_parallel.layout.owners import AXIS
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Expert(Strategy, EstimatesMemory, PredictsStepTime):
+class ExpertParallel(Strategy, EstimatesMemory, PredictsStepTime):
     """Divides the experts of mixture-of-experts layers over ranks, which train on different samples.
 
     Everything else of the model is on every rank, as in data parallelism. In each layer tokens travel to the ranks of
@@ -55,7 +55,7 @@ class Expert(Strategy, EstimatesMemory, PredictsStepTime):
         """Check the size, and that no other strategy takes the parameters out of the layers."""
         if self.size < 1:
             raise ConfigurationError(f"expert={self.size}: give a number of ranks, at least 1")
-        object.__setattr__(self, "stages_see_no_model", plan.find(RunsSteps) is not None)
+        object.__setattr__(self, "stages_see_no_model", plan.runs_steps is not None)
         for item in plan.strategies:
             if item.axis == DATA_AXIS and item.changes_model and self.size > 1:
                 raise ConfigurationError(

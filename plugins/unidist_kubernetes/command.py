@@ -8,7 +8,7 @@ import yaml
 from unidist.errors import ConfigurationError
 from unidist_kubernetes import discovery as kubernetes_discovery
 from unidist_kubernetes.kinds import objects
-from unidist_kubernetes.manifest import Kind, Manifest
+from unidist_kubernetes.manifest import JobKind, Manifest
 from unidist_launch.options.numbers import Whole
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -29,7 +29,11 @@ def kubernetes() -> None:
 
 @kubernetes.command(context_settings={**_HELP, "allow_interspersed_args": False})
 @click.option(
-    "--kind", type=click.Choice([each.value for each in Kind]), default="job", show_default=True, help="What to write."
+    "--kind",
+    type=click.Choice([each.value for each in JobKind]),
+    default="job",
+    show_default=True,
+    help="What to write.",
 )
 @click.option("--name", required=True, metavar="NAME", help="Name of the job.")
 @click.option("--image", required=True, metavar="IMAGE", help="Image with Python, unidist and the script.")
@@ -88,7 +92,7 @@ def manifest(
             raise ConfigurationError(f"--env {item!r}: write KEY=VALUE.")
         variables[key] = value
     made = Manifest(
-        kind=Kind(kind),
+        kind=JobKind(kind),
         name=name,
         image=image,
         num_pods=num_pods,
@@ -108,7 +112,7 @@ def manifest(
         queue=queue,
     )
     click.echo("# Written by `unidist kubernetes manifest`.")
-    if made.kind is not Kind.MPIJOB:
+    if made.kind is not JobKind.MPIJOB:
         where = f" --namespace {namespace}" if namespace else ""
         click.echo("# The Secret, once:")
         click.echo("#   head -c 32 /dev/urandom | base64 > secret")

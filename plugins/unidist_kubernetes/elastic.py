@@ -18,15 +18,16 @@ from types import FrameType
 
 from typing_extensions import override
 
+from unidist.control.codec import Message, WireError, unexpected
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.server import ControlServer
 from unidist.control.service import Action, Drop, Publish, Send, Service
-from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
 from unidist.jobs.processes import parent_death_signal
 from unidist.launcher import ElasticLimits, Host, Job
 from unidist_kubernetes.leader import connect_to_leader
-from unidist_kubernetes.place import Pod, Role
+from unidist_kubernetes.messages import AgentEnded, JobEnded, PodHere, RunAgent
+from unidist_kubernetes.place import Pod, PodRole
 from unidist_launch.agent import AgentOrder
 from unidist_launch.elastic_job import ElasticRun, HostSource
 from unidist_launch.remote import AgentStarter, agent_command
@@ -56,7 +57,7 @@ def run(pod: Pod, job: Job, limits: ElasticLimits) -> int:
             "the pods of ranks end with the job that they are in, so no other one can begin in them; leave "
             "--fallback-strategy out."
         )
-    if pod.role is Role.WORKER:
+    if pod.role is PodRole.WORKER:
         return _Worker(pod, job).run()
     with ExitStack() as stack:
         pods = Pods(pod)
@@ -70,14 +71,6 @@ class _Present:
     hosts: tuple[Host, ...]
 
 
-@dataclass(frozen=True)
-class _AgentEnded:
-    """The agent of a pod has ended, which is still there."""
-
-    name: str
-    text: str
-
-
 class Reception(Service):
     """Keeps a list of the pods that are connected, and hands them their orders. Decides; does no I/O."""
 
@@ -86,14 +79,17 @@ class Reception(Service):
 
     @override
     def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
-        kind, name = message["type"], str(message["name"])
-        if kind == "pod":
-            old = [number for number, host in self._pods.items() if host.name == name]
-            for number in old:
-                del self._pods[number]
-            self._pods[peer] = Host(name, int(message["slots"]))
-            return [*(Drop(number, f"pod {name} has connected again") for number in old), self._present()]
-        return [Publish(_AgentEnded(name, str(message["text"])))]
+        match message:
+            case PodHere(name, slots):
+                old = [number for number, host in self._pods.items() if host.name == name]
+                for number in old:
+                    del self._pods[number]
+                self._pods[peer] = Host(name, slots)
+                return [*(Drop(number, f"pod {name} has connected again") for number in old), self._present()]
+            case AgentEnded():
+                return [Publish(message)]
+            case _:
+                raise unexpected(message)
 
     @override
     def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
@@ -106,18 +102,14 @@ class Reception(Service):
     def order(self, name: str, order: str) -> Iterable[Action]:
         """Have the pod of this name run an agent with this order."""
         peer = next((number for number, host in self._pods.items() if host.name == name), None)
-        return [Publish(_AgentEnded(name, "the pod is gone")) if peer is None else _order_to(peer, order)]
+        return [Publish(AgentEnded(name, "the pod is gone")) if peer is None else Send(peer, RunAgent(order))]
 
     def finish(self) -> Iterable[Action]:
         """Tell all pods that the job has ended."""
-        return [Send(peer, {"type": "done"}) for peer in self._pods]
+        return [Send(peer, JobEnded()) for peer in self._pods]
 
     def _present(self) -> Publish:
         return Publish(_Present(tuple(sorted(self._pods.values(), key=lambda host: host.name))))
-
-
-def _order_to(peer: int, order: str) -> Send:
-    return Send(peer, {"type": "order", "order": order})
 
 
 class Pods(HostSource, AgentStarter):
@@ -149,7 +141,7 @@ class Pods(HostSource, AgentStarter):
         for event in self._server.take_events():
             if isinstance(event, _Present):
                 found = event.hosts
-            elif isinstance(event, _AgentEnded):
+            elif isinstance(event, AgentEnded):
                 self._problems[event.name] = event.text
         return found
 
@@ -199,11 +191,11 @@ class _Worker:
         while True:
             connection, reached = connect_to_leader(self._pod, self._patience)
             try:
-                connection.send({"type": "pod", "name": self._pod.own_name, "slots": self._pod.slots})
+                connection.send(PodHere(self._pod.own_name, self._pod.slots))
                 incoming = _messages(connection)
-                while (message := next(incoming))["type"] == "order":
-                    text = self._work(str(message["order"]), reached)
-                    connection.send({"type": "ended", "name": self._pod.own_name, "text": text})
+                while isinstance(message := next(incoming), RunAgent):
+                    text = self._work(message.order, reached)
+                    connection.send(AgentEnded(self._pod.own_name, text))
                 return 0
             except (ConnectionLost, WireError):
                 continue  # it may be back, or the job be gone: then nobody answers

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from unidist_kubernetes import place
-from unidist_kubernetes.manifest import LAUNCHER, WORKERS, Kind, Manifest
+from unidist_kubernetes.manifest import LAUNCHER, WORKERS, JobKind, Manifest
 from unidist_kubernetes.pod_template import Object, command, container, pod, resources, variables
 
 _MPI_HOSTFILE = "/etc/mpi/hostfile"
@@ -64,10 +64,10 @@ def _elastic_jobs(wanted: Manifest) -> tuple[list[Object], Object]:
     options = [] if wanted.num_proc is not None else ["-np", str(wanted.num_pods * wanted.slots)]
     made = []
     for role, name, number, failures in (
-        (place.Role.LAUNCHER, LAUNCHER, 1, 0),
-        (place.Role.WORKER, WORKERS, wanted.num_pods, _ANY_NUMBER),
+        (place.PodRole.LAUNCHER, LAUNCHER, 1, 0),
+        (place.PodRole.WORKER, WORKERS, wanted.num_pods, _ANY_NUMBER),
     ):
-        has_ranks = role is place.Role.WORKER
+        has_ranks = role is place.PodRole.WORKER
         one = _launching(wanted, *options)
         own_name = {"name": place.NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
         one["env"] = [*one.get("env", []), own_name]
@@ -192,13 +192,13 @@ def _volcano(wanted: Manifest) -> list[Object]:
     return [{"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": _metadata(wanted), "spec": spec}]
 
 
-_MAKERS: dict[Kind, Callable[[Manifest], list[Object]]] = {
-    Kind.JOB: _job,
-    Kind.JOBSET: _jobset,
-    Kind.MPIJOB: _mpijob,
-    Kind.TRAINJOB: _trainjob,
-    Kind.TFJOB: _tfjob,
-    Kind.VOLCANO: _volcano,
+_MAKERS: dict[JobKind, Callable[[Manifest], list[Object]]] = {
+    JobKind.JOB: _job,
+    JobKind.JOBSET: _jobset,
+    JobKind.MPIJOB: _mpijob,
+    JobKind.TRAINJOB: _trainjob,
+    JobKind.TFJOB: _tfjob,
+    JobKind.VOLCANO: _volcano,
 }
 
 

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 
 from typing_extensions import override
 
-from unidist._version import __version__
 from unidist.control.connection import ConnectionLost
+from unidist.control.messages import RELEASE
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.jobs import interface_address
@@ -118,7 +118,7 @@ class _PodAgents(AgentStarter):
 def _serve(pod: Pod, job: Job, hosts: Sequence[Host]) -> int:
     """Be the agent of this pod until the launcher has no more use for it."""
     order = AgentOrder(
-        version=__version__,
+        version=RELEASE,
         host=pod.index,
         job_id=f"{socket.gethostname()}-{os.getpid()}",
         secret=pod.secret.hex(),

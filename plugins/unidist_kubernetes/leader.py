@@ -6,8 +6,8 @@ import socket
 import time
 
 from unidist.control.client import connect
+from unidist.control.codec import WireError
 from unidist.control.connection import Connection
-from unidist.control.wire import WireError
 from unidist.errors import ConfigurationError, UnidistError
 from unidist_kubernetes.place import Pod
 

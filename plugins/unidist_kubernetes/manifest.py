@@ -21,7 +21,7 @@ _DEFAULT_PORT = 29400
 _OF_THE_OPERATOR = re.compile(r"PET_.*|VC_.*|UNIDIST_PODS|UNIDIST_POD_.*")
 
 
-class Kind(StrEnum):
+class JobKind(StrEnum):
     """Kinds of objects that a manifest can describe."""
 
     JOB = "job"
@@ -33,12 +33,12 @@ class Kind(StrEnum):
 
 
 _LONGEST_NAMES = {
-    Kind.JOB: "{name}-{last}",
-    Kind.JOBSET: "{name}-workers-0-{last}",
-    Kind.MPIJOB: "{name}-worker-{last}",
-    Kind.TRAINJOB: "{name}-node-0-{last}",
-    Kind.TFJOB: "{name}-worker-{last}",
-    Kind.VOLCANO: "{name}-worker-{last}",
+    JobKind.JOB: "{name}-{last}",
+    JobKind.JOBSET: "{name}-workers-0-{last}",
+    JobKind.MPIJOB: "{name}-worker-{last}",
+    JobKind.TRAINJOB: "{name}-node-0-{last}",
+    JobKind.TFJOB: "{name}-worker-{last}",
+    JobKind.VOLCANO: "{name}-worker-{last}",
 }
 """Host names of the pods, of which one is the longest."""
 
@@ -71,7 +71,7 @@ class Manifest:
         ConfigurationError: a value cannot stand in a manifest, or has no effect on this kind; says which and why.
     """
 
-    kind: Kind
+    kind: JobKind
     name: str
     image: str
     num_pods: int
@@ -106,7 +106,7 @@ class Manifest:
                 )
         self._check_effect()
         self._check_variables()
-        if self.kind is Kind.TFJOB and self.num_pods == 1:
+        if self.kind is JobKind.TFJOB and self.num_pods == 1:
             raise ConfigurationError(
                 "--kind tfjob --nodes 1: the operator of TFJobs tells a single pod nothing; use --kind job."
             )
@@ -125,7 +125,7 @@ class Manifest:
 
     @property
     def is_elastic(self) -> bool:
-        """Say whether the pods come and go."""
+        """Return whether the pods come and go."""
         return any(self._launch_options()[name] is not None for name in ("min_np", "max_np", "host_discovery_script"))
 
     @property
@@ -141,16 +141,16 @@ class Manifest:
 
     def _check_effect(self) -> None:
         """Refuse what has no effect on this kind."""
-        restarting = (Kind.JOBSET, Kind.TRAINJOB, Kind.VOLCANO)
+        restarting = (JobKind.JOBSET, JobKind.TRAINJOB, JobKind.VOLCANO)
         if self.max_restarts and self.kind not in restarting:
             raise ConfigurationError(
                 f"--max-restarts needs --kind {' or '.join(restarting)}: the others do not begin again as a whole."
             )
-        if self.secret and self.kind is Kind.MPIJOB:
+        if self.secret and self.kind is JobKind.MPIJOB:
             raise ConfigurationError("--secret has no effect on an MPIJob: its operator makes keys for ssh.")
-        if self.port and self.kind in (Kind.MPIJOB, Kind.TRAINJOB):
+        if self.port and self.kind in (JobKind.MPIJOB, JobKind.TRAINJOB):
             raise ConfigurationError(f"--port has no effect on --kind {self.kind}: its operator chooses the port.")
-        if self.queue and self.kind is not Kind.VOLCANO:
+        if self.queue and self.kind is not JobKind.VOLCANO:
             raise ConfigurationError("--queue needs --kind volcano.")
 
     def _check_variables(self) -> None:
@@ -163,7 +163,7 @@ class Manifest:
                 )
 
     def _check_elastic(self) -> None:
-        if self.kind is not Kind.JOBSET:
+        if self.kind is not JobKind.JOBSET:
             raise ConfigurationError(
                 f"--kind {self.kind} has a fixed number of pods; ranks that come and go (--min-np, --max-np) need "
                 "--kind jobset."

@@ -48,7 +48,7 @@ _FIRST_ROLES = ("chief", "master")
 """Names that TensorFlow has for the role of the first pod; it need not be there."""
 
 
-class Role(StrEnum):
+class PodRole(StrEnum):
     """The role of a pod in an elastic job."""
 
     LAUNCHER = "launcher"
@@ -78,7 +78,7 @@ class Pod:
     leader: str
     port: int
     secret: bytes
-    role: Role | None = None
+    role: PodRole | None = None
     own_name: str = ""
     task: tuple[str, int] | None = None
     others: Mapping[str, int] = field(default_factory=dict)
@@ -106,9 +106,9 @@ def _of_manifest(environ: Mapping[str, str]) -> Pod:
     leader, port = _address(environ[LEADER], LEADER)
     num_pods, slots = _number(environ, PODS), _number(environ, SLOTS)
     role = environ.get(ROLE)
-    if role is not None and role not in list(Role):
-        raise ConfigurationError(f"{ROLE}={role!r}: {' or '.join(Role)}.")
-    if role == Role.LAUNCHER:
+    if role is not None and role not in list(PodRole):
+        raise ConfigurationError(f"{ROLE}={role!r}: {' or '.join(PodRole)}.")
+    if role == PodRole.LAUNCHER:
         index = 0
     else:
         variable = next((name for name in INDICES if name in environ), INDICES[0])
@@ -122,7 +122,7 @@ def _of_manifest(environ: Mapping[str, str]) -> Pod:
     if role is not None:  # the pods with ranks are a set of their own, beside the launcher's
         label = label.replace("-launcher-0-0", "-workers-0-0")
     own_name = environ.get(NAME, "")
-    if role == Role.WORKER and not own_name:
+    if role == PodRole.WORKER and not own_name:
         raise ConfigurationError(f"{NAME} is not set; the manifest takes it from metadata.name of the pod.")
     return Pod(
         index,
@@ -131,7 +131,7 @@ def _of_manifest(environ: Mapping[str, str]) -> Pod:
         leader,
         port,
         _secret(environ),
-        None if role is None else Role(role),
+        None if role is None else PodRole(role),
         own_name,
     )
 
@@ -254,4 +254,4 @@ def _secret(environ: Mapping[str, str], *, of: str = "", num_pods: int = 2) -> b
     return secret
 
 
-__all__ = ["MARKERS", "Pod", "Role"]
+__all__ = ["MARKERS", "Pod", "PodRole"]

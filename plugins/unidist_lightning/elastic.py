@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Progress:
+class FitProgress:
     """The position of training at a commit.
 
     Args:
@@ -63,7 +63,7 @@ class ElasticTraining:
         self._trainer: Any = trainer
         self._every = commit_every * trainer.accumulate_grad_batches
         self._state: Any = None
-        self._begun = Progress()
+        self._begun = FitProgress()
         self._has_run = False
         self._logged_steps: int | None = None
         self._batch_size = 0
@@ -124,10 +124,10 @@ class ElasticTraining:
 
     def epoch_ends(self) -> bool:
         """Return whether the loader has to be made again, as it was that of the rest of an epoch."""
-        was_rest, self._begun = self._begun.batches > 0, Progress()
+        was_rest, self._begun = self._begun.batches > 0, FitProgress()
         return was_rest
 
-    def _enter(self, progress: Progress) -> None:
+    def _enter(self, progress: FitProgress) -> None:
         """Bring the Trainer to where training was; nothing at the script's beginning."""
         if progress.commits == 0 and not self._has_run:
             self._has_run = True
@@ -146,16 +146,16 @@ class ElasticTraining:
         trainer.training = True  # a rank may have been lost in the validation
         trainer.lightning_module._current_fx_name = None
 
-    def _progress(self, batches: int, commits: int) -> Progress:
+    def _progress(self, batches: int, commits: int) -> FitProgress:
         trainer, loop = self._trainer, self._trainer.fit_loop
         epoch = loop.epoch_progress.current.processed
-        begun = self._begun if self._begun.epoch == epoch else Progress()
+        begun = self._begun if self._begun.epoch == epoch else FitProgress()
         samples = begun.samples + (batches - begun.batches) * self._batch_size * ud.data_size()
         loops = copy.deepcopy(loop.state_dict())
         for counts in loops.get("epoch_loop.batch_progress", {}).values():
             if isinstance(counts, dict):
                 counts["ready"] = counts["completed"]  # the batch that has just been fetched is none of these
-        return Progress(
+        return FitProgress(
             epoch,
             batches,
             samples,

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 import unidist.torch as ud
 from unidist.errors import ConfigurationError, UsageError
 from unidist.runtime import context
-from unidist.strategy import Plan, RunsSteps, StrategyLike
+from unidist.strategy import Plan, StrategyLike
 from unidist_lightning.environment import UnidistEnvironment
 
 T = TypeVar("T")
@@ -65,13 +65,12 @@ class Ranks:
         """
         ud.init()
         plan = context.current().plan_for(self._line)
-        for strategy in plan.strategies:
-            if isinstance(strategy, RunsSteps):
-                raise ConfigurationError(
-                    f"strategy {strategy.name!r} runs the forward and backward passes itself, and Lightning has a loop "
-                    f"of its own: leave {strategy.name!r} out, or train by step = ud.TrainStep(model, optimizer, "
-                    "loss_fn) in a loop of yours"
-                )
+        if plan.runs_steps is not None:
+            name = plan.runs_steps.name
+            raise ConfigurationError(
+                f"strategy {name!r} runs the forward and backward passes itself, and Lightning has its own loop: "
+                f"leave {name!r} out, or train by step = ud.TrainStep(model, optimizer, loss_fn) in a loop of yours"
+            )
         return plan
 
     def join_job(self) -> None:

@@ -13,7 +13,7 @@ from typing_extensions import override
 import unidist.torch as ud
 from unidist.errors import ConfigurationError
 from unidist.runtime import context
-from unidist.strategy import StrategyLike, UpdateGate
+from unidist.strategy import StrategyLike
 from unidist_lightning.versions import check_version
 
 check_version()  # before the imports below fail in other ways
@@ -30,7 +30,7 @@ from unidist_lightning.elastic import ElasticTraining  # noqa: E402
 from unidist_lightning.environment import UnidistEnvironment  # noqa: E402
 from unidist_lightning.method_calls import call_method, call_methods  # noqa: E402
 from unidist_lightning.ranks import Ranks, refuse_bound  # noqa: E402
-from unidist_lightning.update_states import load_updates, updates_of  # noqa: E402
+from unidist_lightning.update_states import load_updates, make_equal, updates_of  # noqa: E402
 from unidist_torch.training import sync_metrics  # noqa: E402
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class UnidistStrategy(Ranks, ParallelStrategy):
             self._elastic = ElasticTraining(trainer, self._commit_every)
 
     def _refuse_two_windows(self, trainer: Trainer) -> None:
-        gate = self.plan.find(UpdateGate)
+        gate = self.plan.gate
         if gate is not None and gate.passes_per_update > 1 and trainer.accumulate_grad_batches > 1:
             raise ConfigurationError(
                 f"the strategy line accumulates {gate.passes_per_update} batches, and the Trainer "
@@ -237,6 +237,7 @@ class UnidistStrategy(Ranks, ParallelStrategy):
                 "leaves a part of it on each rank: use Trainer(enable_checkpointing=False), and "
                 "ud.save(path, model, trainer.optimizers[0]) on every rank"
             )
+        make_equal(self.optimizers)
         return super().lightning_module_state_dict()
 
     @override

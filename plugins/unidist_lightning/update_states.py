@@ -17,6 +17,14 @@ def updates_of(optimizers: Sequence[torch.optim.Optimizer]) -> list[dict[str, An
     return [{} if update is None else UpdateState(update).values() for update in updates]
 
 
+def make_equal(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Make parameters and state equal on all ranks, where they differ between two synchronizations. Collective."""
+    for optimizer in optimizers:
+        update = TorchStates().update(optimizer)
+        if update is not None:
+            update.before_save()
+
+
 def load_updates(optimizers: Sequence[torch.optim.Optimizer], saved: Sequence[dict[str, Any]]) -> None:
     """Restore what `updates_of` has returned, in a job of any size; nothing for a checkpoint without it."""
     for optimizer, values in zip(optimizers, saved, strict=False):

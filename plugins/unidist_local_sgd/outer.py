@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from unidist.buffer import Buffer
     from unidist.framework import Framework
 
-Kind = Literal["average", "sgd", "momentum", "nesterov"]
+OuterKind = Literal["average", "sgd", "momentum", "nesterov"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class OuterOptimizer:
         momentum: at least 0 and below 1; 0 unless the kind has it.
     """
 
-    kind: Kind
+    kind: OuterKind
     rate: float = 1.0
     momentum: float = 0.0
 

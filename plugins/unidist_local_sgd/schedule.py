@@ -29,7 +29,7 @@ class Due:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SynchronizationSchedule:
     """See the module's text.
 
     Args:

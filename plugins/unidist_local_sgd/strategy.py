@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from typing_extensions import override
 
-from unidist.buffer import HOST
+from unidist.buffer import HOST, device_kind
 from unidist.cost_model import EstimatesMemory, Exchange, PredictsStepTime, WorkingMemory, allreduced
 from unidist.errors import ConfigurationError
 from unidist.gradients import CompressorSpec, LocalExchange, build_compressor
 from unidist.mesh import DATA_AXIS
-from unidist.optim import BringsInnerStep
-from unidist.strategy import GradientOwner, NamesPlugins, Plan, RunsSteps, Strategy, SurvivesLoss
-from unidist_local_sgd.outer import Kind, OuterOptimizer
-from unidist_local_sgd.schedule import Schedule
+from unidist.strategy import GradientOwner, NamesPlugins, Plan, Strategy, SurvivesLoss
+from unidist_local_sgd.outer import OuterKind, OuterOptimizer
+from unidist_local_sgd.schedule import SynchronizationSchedule
 
 if TYPE_CHECKING:
     from unidist.cost_model import RankMemory, RankStep, SearchProblem, Workload
     from unidist.framework import Framework
     from unidist.gradients import ExchangeOptions, GradientCompressor, GradientExchange, ParameterInfo
-    from unidist.optim import MakesInnerStep
+    from unidist.optim import Update
     from unidist.runtime_api import Plugins, RuntimeAPI
-    from unidist_local_sgd.binding import LocalSGDBinding
 
 
 @dataclass(frozen=True)
-class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesLoss, EstimatesMemory, PredictsStepTime):
+class LocalSGD(Strategy, GradientOwner, NamesPlugins, SurvivesLoss, EstimatesMemory, PredictsStepTime):
     """Lets every rank make H updates without communication, then synchronizes the parameters.
 
     Without an outer optimizer a synchronization averages the parameters (local SGD, Stich 2019,
@@ -64,7 +62,7 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
 
     every: int
     after: int = 0
-    outer: Kind = "average"
+    outer: OuterKind = "average"
     outer_lr: float | None = None
     outer_momentum: float | None = None
     fragments: int = 1
@@ -74,9 +72,9 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
     across: Literal["ranks", "hosts"] = "ranks"
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> SynchronizationSchedule:
         """When which fragment is synchronized."""
-        return Schedule(self.every, self.fragments, self.delay)
+        return SynchronizationSchedule(self.every, self.fragments, self.delay)
 
     @property
     def outer_optimizer(self) -> OuterOptimizer:
@@ -97,12 +95,9 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
     def validate(self, plan: Plan) -> None:
         """Check the options, and that the model is whole on every rank."""
         self._check_options()
-        divided = [axis for axis, size in plan.mesh.axes.items() if axis != DATA_AXIS and size > 1]
-        dividing = (item.name for item in plan.strategies if isinstance(item, RunsSteps) or item.axis in divided)
-        divider = next(dividing, None)
-        if divider is not None:
+        if plan.dividers:
             raise ConfigurationError(
-                f"{self.name} averages whole models, and {divider!r} divides the model; use one of them"
+                f"{self.name} averages whole models, and {plan.dividers[0]!r} divides the model; use one of them"
             )
 
     def _check_options(self) -> None:
@@ -189,8 +184,8 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
         from unidist_local_sgd.exchange import GroupExchange, ranks_of_host
 
         everyone = {HOST: options.communicator(context)}
-        if any(parameter.memory != HOST for parameter in parameters):
-            everyone["device"] = options.communicator(context, memory="cuda")
+        if (device := device_kind(parameter.memory for parameter in parameters)) is not None:
+            everyone["device"] = options.communicator(context, memory=device)
         group = {}
         if self.across == "hosts":
             host = context.topology.node_rank
@@ -198,6 +193,19 @@ class LocalSGD(Strategy, GradientOwner, BringsInnerStep, NamesPlugins, SurvivesL
         return GroupExchange(parameters, framework, everyone, group, self.after)
 
     @override
-    def inner_step(self, framework: Framework, context: RuntimeAPI) -> MakesInnerStep:
-        binding: LocalSGDBinding = context.plugins.binding(self.name, framework)
-        return binding.inner_step(self)
+    def prepare_update(self, update: Update, framework: Framework) -> None:
+        from unidist_local_sgd.synchronization import Synchronizer
+
+        update.options = replace(update.options, sparse_as_dense=True)  # sparse gradients would be exchanged
+        Synchronizer(self, update, framework)
+
+    @override
+    def attach(self, model: Any, update: Update, framework: Framework) -> None:
+        """Begin now where the parameters are known (PyTorch), so that errors come before the first step."""
+        from unidist_local_sgd.synchronization import synchronizer_of
+
+        synchronizer = synchronizer_of(update)
+        assert synchronizer is not None, "`prepare_update` has made it"
+        assert update.trained is not None, "raises where a binding has none"
+        if update.parameters:
+            synchronizer.begin(update.parameters)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from unidist.buffer import HOST, Buffer, DType
+from unidist.buffer import HOST, Buffer, DType, device_kind
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation import gather_objects
-from unidist.optim import ChecksBeforeSave, KeepsTensors, OutlivesGenerations
+from unidist.optim import ActsOnParameters, ChecksBeforeSave, KeepsTensors, OutlivesGenerations, update_of
 from unidist.training import EndOfRun
 from unidist_local_sgd.exchange import GroupExchange
 from unidist_local_sgd.fragment import FragmentExchange
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from unidist.communicator import Communicator
     from unidist.framework import Framework
     from unidist.gradients import ExchangeOptions, GradientExchange, ParameterInfo
-    from unidist.optim import Update
+    from unidist.optim import TrainedState, Update
     from unidist.runtime_api import RuntimeAPI
-    from unidist_local_sgd.binding import TrainedState
     from unidist_local_sgd.strategy import LocalSGD
 
 _WIDE_BYTES = 4
 """Values of fewer bytes for each element are exchanged, and kept at the start of a window, in float32."""
 
 
-_SYNCHRONIZERS: weakref.WeakKeyDictionary[Any, weakref.ref[Synchronizer]] = weakref.WeakKeyDictionary()
-"""Of each bound optimizer, which keeps them."""
+def synchronizer_of(update: Update) -> Synchronizer | None:
+    """Return the synchronizer of an update; None under another strategy."""
+    return next((each for each in update.strategies if isinstance(each, Synchronizer)), None)
 
 
 def synchronize(optimizer: Any) -> bool:
@@ -47,14 +47,21 @@ def synchronize(optimizer: Any) -> bool:
     same two updates. The optimizer's state stays each rank's own.
 
     Args:
-        optimizer: as `distribute` has returned it.
+        optimizer: as `distribute` has returned it, or a `TrainStep`.
 
     Returns:
         Whether the strategy of the optimizer is `local_sgd`; under another one nothing is done.
+
+    Raises:
+        UsageError: it is an optimizer of optax, see `unidist_local_sgd.jax.synchronize`.
     """
-    found = _SYNCHRONIZERS.get(optimizer)
-    synchronizer = None if found is None else found()
-    if synchronizer is not None:
+    update = update_of(optimizer) or update_of(getattr(optimizer, "optimizer", None))
+    synchronizer = None if update is None else synchronizer_of(update)
+    if synchronizer is not None and update is not None:
+        if not update.trained.is_at_hand:
+            raise UsageError(
+                "arrays of JAX do not change, and the script has them: use unidist_local_sgd.jax.synchronize"
+            )
         synchronizer.end_window()
     return synchronizer is not None
 
@@ -84,7 +91,7 @@ class _Run:
         )
 
 
-class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
+class Synchronizer(ActsOnParameters, ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
     """See the module's text. Follows the updates of the optimizer.
 
     A checkpoint ends the window: before it is written all parameters are synchronized, and the ranks' optimizer states
@@ -95,20 +102,16 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
         strategy: its options.
         update: the framework-free side of the optimizer.
         framework: does the arithmetic.
-        trained: parameters and state of the optimizer.
-        optimizer: for `synchronize`.
     """
 
     name = "local_sgd.outer"
 
-    def __init__(
-        self, strategy: LocalSGD, update: Update, framework: Framework, trained: TrainedState, optimizer: Any
-    ) -> None:
+    def __init__(self, strategy: LocalSGD, update: Update, framework: Framework) -> None:
         self._strategy = strategy
         self._schedule, self._outer = strategy.schedule, strategy.outer_optimizer
         self._update = update
         self._framework = framework
-        self._trained = trained
+        self._due = Due((), ())
         self._position = 0  # updates since all parameters were equal
         self._slots_differ = False  # the ranks' optimizers have different state
         self._step = 0
@@ -123,24 +126,11 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
         self._begun_in: Callable[[], RuntimeAPI | None] = _nowhere
         self._synchronized_in: Callable[[], RuntimeAPI | None] = _nowhere
         update.make_exchanges_by(self._make_exchange)
-        before = _SYNCHRONIZERS.get(optimizer)
-        previous = None if before is None else before()
-        if previous is not None:
-            self._take_over(previous)
-        _SYNCHRONIZERS[optimizer] = weakref.ref(self)
         update.follow(self)
         if not update.context.is_elastic:
             update.context.owned(EndOfRun).watch(self._run.never_synchronized)
 
     # Set-up
-
-    def _take_over(self, previous: Synchronizer) -> None:
-        """Continue where the synchronizer of the generation before has ended."""
-        self._position, self._slots_differ = previous._position, previous._slots_differ
-        self._step = previous._step
-        self._starts, self._velocities, self._loaded = previous._starts, previous._velocities, previous._loaded
-        self._home = previous._home
-        self._update.unfollow(previous)
 
     @property
     def needs_begin(self) -> bool:
@@ -160,9 +150,15 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
         Called again for other parameters, after `end_window`, and in each generation of an elastic job.
 
         Raises:
-            ConfigurationError: there are fewer parameters than fragments.
+            ConfigurationError: there are fewer parameters than fragments; the job is elastic, and the optimizer's state
+                is not at hand between two steps.
         """
         count = self._schedule.fragments
+        if self._update.context.is_elastic and not self._update.trained.is_at_hand:
+            raise ConfigurationError(
+                "local_sgd with JAX cannot be in an elastic job; PyTorch and Keras on TensorFlow can. Leave --min-np "
+                "out, and save checkpoints"
+            )
         if len(parameters) < count:
             raise ConfigurationError(
                 f"local_sgd:fragments={count}: the optimizer has {len(parameters)} parameters, and a fragment has at "
@@ -173,10 +169,11 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
             self._communicators = {}
         self._begun_in = weakref.ref(update.context)
         wide = [replace(each, dtype=_wide(each.dtype)) for each in parameters]
-        memories = {HOST if each.memory == HOST else "device" for each in wide} | {HOST}
-        for memory in sorted(memories - self._communicators.keys()):
-            kind = HOST if memory == HOST else "cuda"
-            self._communicators[memory] = update.options.communicator(update.context, memory=kind)
+        kinds = {HOST: HOST}
+        if (device := device_kind(each.memory for each in wide)) is not None:
+            kinds["device"] = device
+        for memory in sorted(kinds.keys() - self._communicators.keys()):
+            self._communicators[memory] = update.options.communicator(update.context, memory=kinds[memory])
         for _, exchange in self._fragments:
             exchange.close()
         self._parameters = tuple(wide)
@@ -203,62 +200,54 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
 
     # Updates
 
-    @property
-    def needs_start(self) -> bool:
-        """Whether `keep_start` is to be called before the next update. The same on every rank.
+    @override
+    def acts_before(self, step: int, update: Update) -> bool:
+        """Return whether a window begins. Collective where parameters are new, or the ranks.
 
         Raises:
             UsageError: the ranks have changed, and no elastic state has the optimizer.
         """
         self._check_generation()
-        return self._needs_start_before(self._update.step + 1)
+        parameters = self._update.parameters
+        if not self.needs_begin and len(parameters) > len(self._parameters):
+            self.end_window()  # of the parameters before
+            self.begin(parameters)
+        elif self.needs_begin:
+            self.begin(parameters)
+        return self._needs_start_before(step)
+
+    @override
+    def act_before(self, step: int, update: Update, state: TrainedState) -> None:
+        """Keep the values, which are equal on all ranks, as the start of the first window."""
+        for value, start in zip(state.values(), self._starts, strict=True):
+            self._framework.convert(value, start)
 
     def _needs_start_before(self, step: int) -> bool:
         return self._strategy.is_relative and self._position == 0 and step > self._strategy.after
-
-    def advance_counted(self) -> tuple[bool, Due]:
-        """Do what `needs_start` and `advance` do, after an update that has been counted already.
-
-        Begins where that is needed, so it is collective then.
-
-        Returns:
-            Whether `keep_start` is to be called with the values before the update, and what is due.
-        """
-        if self.needs_begin:
-            self.begin(self._update.parameters)
-        needs_start = self._needs_start_before(self._update.step)
-        return needs_start, self.advance(self._update.step)
 
     @property
     def differs(self) -> bool:
         """Whether parameters or optimizer state may differ between the ranks. The same on every rank."""
         return self._slots_differ or self._is_open(self._position)
 
-    def keep_start(self, values: Sequence[Buffer]) -> None:
-        """Keep these values, which are equal on all ranks, as the start of the first window."""
-        for value, start in zip(values, self._starts, strict=True):
-            self._framework.convert(value, start)
-
-    def advance(self, step: int) -> Due:
-        """Note that update number `step` (from 1) was made; return what is due now. The same on every rank."""
+    @override
+    def acts_after(self, step: int, update: Update) -> bool:
         self._check_generation()
         self._step = step
         if step <= self._strategy.after:
-            return Due((), ())
+            return False
         self._position += 1
         self._slots_differ = True
         self._run.num_updates += 1
         for _, exchange in self._fragments:
             exchange.progress()
-        return self._schedule.due(self._position)
+        self._due = self._schedule.due(self._position)
+        return bool(self._due)
 
-    def run(self, due: Due, values: Sequence[Buffer]) -> None:
-        """Exchange and apply what is due. Collective over the ranks that train together.
-
-        Args:
-            due: as `advance` has returned it.
-            values: of all parameters, changed in place.
-        """
+    @override
+    def act_after(self, step: int, update: Update, state: TrainedState) -> None:
+        """Exchange and apply what is due. Collective over the ranks that train together."""
+        due, values = self._due, state.values()
         with self._reporting_failure():
             for fragment in due.apply:
                 self._apply(fragment, values, self._strategy.mix)
@@ -267,6 +256,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
             if not self._schedule.delay:
                 for fragment in due.send:
                     self._apply(fragment, values, self._strategy.mix)
+        state.store(values)
 
     def _check_generation(self) -> None:
         context = self._update.context
@@ -287,7 +277,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
     def end_window(self) -> None:
         """Synchronize all parameters unless they just were: they are equal on all ranks afterwards. Collective."""
         if self._is_open(self._position):
-            values = self._trained.values()
+            values = self._update.trained.values()[: len(self._parameters)]
             with self._reporting_failure():
                 for fragment, (_, exchange) in enumerate(self._fragments):
                     if exchange.is_pending:
@@ -296,12 +286,14 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
                     self._send(fragment, values)
                 for fragment in range(len(self._fragments)):
                     self._apply(fragment, values, 0.0)
-            self._trained.store(values)
+            self._update.trained.store(values)
         self._position = 0
 
-    def average(self) -> None:
-        """Give all ranks the mean of their present parameters, without an outer step; a window begins. Collective."""
-        values = self._trained.values()
+    @override
+    def act_at_end(self, update: Update, state: TrainedState) -> None:
+        """Give all ranks the mean of what are the parameters now, without an outer step; a window begins."""
+        self._run.has_synchronized = True
+        values = state.values()
         with self._reporting_failure():
             for indices, exchange in self._fragments:
                 exchange.wait(self._update.context.recorder.wait)
@@ -309,7 +301,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
                 exchange.wait(self._update.context.recorder.wait)
                 for place, index in enumerate(indices):
                     self._framework.convert(exchange.buffer(place), values[index])
-        self._trained.store(values)
+        state.store(values)
         self._position = 0
 
     def _send(self, fragment: int, values: Sequence[Buffer]) -> None:
@@ -357,12 +349,12 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
 
         What some rank does not have, of a parameter that never had a gradient there, is left alone.
         """
-        slots = self._trained.slots()
+        slots = self._update.trained.slots()
         for name in shared_names(self._update.communicator, slots):
             slot = slots[name]
             over = self._communicators[HOST if slot.memory == HOST else "device"]
             over.allreduce(slot, slot, scale=1.0 / over.size).wait()
-        self._trained.store_slots(slots)
+        self._update.trained.store_slots(slots)
 
     @contextmanager
     def _reporting_failure(self) -> Iterator[None]:
@@ -380,10 +372,23 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
     # As one that follows the updates
 
     def on_step(self, step: int) -> None:
-        """Synchronize after this update, if the framework has writable parameters; see the bindings."""
+        """Do nothing: it has acted on the parameters before."""
 
     @override
     def before_save(self) -> None:
+        """End the window.
+
+        Raises:
+            UsageError: the ranks differ, and only the script has the parameters.
+        """
+        if not self._update.trained.is_at_hand:
+            if self.differs:
+                raise UsageError(
+                    "local_sgd: the ranks' parameters differ in the middle of a window, and arrays of JAX do not "
+                    "change. Before save call synchronize(step), or params, opt_state = synchronize(optimizer, params, "
+                    "opt_state), of unidist_local_sgd.jax"
+                )
+            return
         self.end_window()
         if self._slots_differ:
             with self._reporting_failure():
@@ -466,10 +471,10 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
             if self._is_open(position):
                 self._end_window_among(members)
             if slots_differ:
-                slots = self._trained.slots()
+                slots = self._update.trained.slots()
                 for name in shared_names(members, slots):
                     average(members, self._framework, slots[name])
-                self._trained.store_slots(slots)
+                self._update.trained.store_slots(slots)
             members.close()
         momentum = from_first(communicator, self.tensors())
         if communicator.rank:
@@ -485,7 +490,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
 
     def _end_window_among(self, members: Communicator) -> None:
         """Synchronize all parameters at once among some ranks, all of which call this."""
-        values = self._trained.values()
+        values = self._update.trained.values()[: len(self._parameters)]
         for index, (info, value) in enumerate(zip(self._parameters, values, strict=True)):
             result = self._framework.allocate(info.count, info.dtype, info.memory)
             self._framework.convert(value, result)
@@ -495,7 +500,7 @@ class Synchronizer(ChecksBeforeSave, KeepsTensors, OutlivesGenerations):
             average(members, self._framework, result)
             self._step_outer(index, result)
             self._framework.convert(result, value)
-        self._trained.store(values)
+        self._update.trained.store(values)
 
 
 def _nowhere() -> RuntimeAPI | None:

@@ -10,7 +10,7 @@ from unidist.mesh import DATA_AXIS, Mesh
 
 
 @dataclass(frozen=True)
-class Servers:
+class ServerOptions:
     """The part of a strategy line that concerns servers.
 
     Args:
@@ -30,7 +30,7 @@ class Servers:
     keeps_state: bool
 
 
-def predicted(step: RankStep, servers: Servers, mesh: Mesh, problem: SearchProblem) -> RankStep:
+def predicted(step: RankStep, servers: ServerOptions, mesh: Mesh, problem: SearchProblem) -> RankStep:
     """Return the step with pushes and fetches; see `PredictsStepTime.predict`.
 
     Workers of an asynchronous job compute while others push. So a worker waits for its own messages alone, unless the
@@ -62,7 +62,7 @@ def predicted(step: RankStep, servers: Servers, mesh: Mesh, problem: SearchProbl
     )
 
 
-def estimated(memory: RankMemory, workload: Workload, servers: Servers, mesh: Mesh) -> RankMemory:
+def estimated(memory: RankMemory, workload: Workload, servers: ServerOptions, mesh: Mesh) -> RankMemory:
     """Return what a worker holds: the optimizer's state is on the servers, or in memory that the workers share."""
     workers = mesh.size(DATA_AXIS)
     if servers.num_servers:

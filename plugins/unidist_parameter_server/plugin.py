@@ -15,6 +15,7 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
             "parameter_server",
             "unidist_parameter_server.strategy:ParameterServer",
             "keep parameters in shared memory, to which workers push gradients, together (sync) or at once (async)",
+            launch_options=(("servers", "Server processes beside the ranks, of parameter_server."),),
         )
     )
     registry.add(

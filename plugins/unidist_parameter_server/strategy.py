@@ -24,7 +24,6 @@ from unidist.strategy.interface import (
     OwnsParameters,
     Plan,
     RunsSideProcesses,
-    RunsSteps,
     Strategy,
     SurvivesLoss,
 )
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from unidist.optim.interface import MakesInnerStep
     from unidist.runtime_api import RuntimeAPI
     from unidist_parameter_server.binding import ParameterServerBinding
-    from unidist_parameter_server.planning import Servers
+    from unidist_parameter_server.planning import ServerOptions
     from unidist_parameter_server.workers.worker import WorkerOptions
 
 _MAX_SERVERS = 1000
@@ -84,6 +83,8 @@ class ParameterServer(
         servers: number of server processes that keep the parameters, for workers on any host; 0: memory that all
             workers of one host share.
         replicas: 1: each server's parameters are on another server, too, which goes on with them if it is lost.
+        sparse: with Keras on TensorFlow: "dense" adds up the rows of sparse gradients (of an Embedding). Default: an
+            optimizer that takes each occurrence of a row by itself is refused.
     """
 
     name: ClassVar[str] = "parameter_server"
@@ -102,6 +103,7 @@ class ParameterServer(
     shard_size: str = "256KiB"
     servers: int = 0
     replicas: int = 0
+    sparse: str | None = None
     _steps: StoreSteps = field(default_factory=StoreSteps, init=False, repr=False, compare=False)
 
     @property
@@ -123,14 +125,12 @@ class ParameterServer(
                 f"{self.name}:backup={self.backup}: of {workers} gradients at least 1 must count; "
                 f"give 0 to {workers - 1}"
             )
-        divided = [axis for axis, size in plan.mesh.axes.items() if axis != DATA_AXIS and size > 1]
-        others = [item.name for item in plan.strategies if item.axis in divided or isinstance(item, RunsSteps)]
-        if others:
+        if plan.dividers:
             raise ConfigurationError(
-                f"{self.name} keeps whole models, which are divided by {' and '.join(map(repr, others))}; leave "
+                f"{self.name} keeps whole models, which are divided by {' and '.join(map(repr, plan.dividers))}; leave "
                 "either out"
             )
-        for rule in plan.all(ActsOnGradients):
+        for rule in plan.gradient_rules:
             self._check_rule(rule)
         if plan.precision is not None and plan.precision.scaling is not None:
             raise ConfigurationError(
@@ -148,6 +148,8 @@ class ParameterServer(
         ):
             if getattr(self, name) not in choices:
                 raise ConfigurationError(f"{self.name}:{name}={getattr(self, name)}; choices: {', '.join(choices)}")
+        if self.sparse not in (None, "dense"):
+            raise ConfigurationError(f"{self.name}:sparse={self.sparse!r}; choices: dense")
         for name in ("push_every", "fetch_every"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{self.name}:{name}={getattr(self, name)}: give 1 step or more")
@@ -212,10 +214,10 @@ class ParameterServer(
 
         return planning.estimated(memory, workload, self._for_planning(), plan.mesh)
 
-    def _for_planning(self) -> Servers:
-        from unidist_parameter_server.planning import Servers
+    def _for_planning(self) -> ServerOptions:
+        from unidist_parameter_server.planning import ServerOptions
 
-        return Servers(
+        return ServerOptions(
             self.servers, self.is_together, self.push_every, self.fetch_every, 1 + self.replicas, self.push == "grad"
         )
 
@@ -335,3 +337,4 @@ class CentralStorage(ParameterServer):
     shard_size: str = field(default="256KiB", init=False)
     servers: int = field(default=0, init=False)
     replicas: int = field(default=0, init=False)
+    sparse: str | None = field(default=None, init=False)

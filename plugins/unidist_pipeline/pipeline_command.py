@@ -129,7 +129,7 @@ def show(
     """
     from rich.console import Console
 
-    from unidist_pipeline.schedules.execution_model import Messages
+    from unidist_pipeline.schedules.execution_model import MessageMode
     from unidist_pipeline.schedules.files import write_schedule
     from unidist_pipeline.simulation.costs import Costs
     from unidist_pipeline.simulation.drawing import Chart, figures, headline
@@ -137,7 +137,7 @@ def show(
 
     given = Costs(**costs, kept_for_weight=kept)
     schedule = _schedule(name, source, num_ranks, num_microbatches, stages_per_rank, given, limit)
-    simulation = simulate(schedule, given, messages=Messages(waits))
+    simulation = simulate(schedule, given, messages=MessageMode(waits))
     if save is not None:
         write_schedule(schedule, save)
     if out is not None:

@@ -29,7 +29,7 @@ from unidist_pipeline.simulation.simulator import Simulation, peak_activations, 
 if TYPE_CHECKING:
     from unidist.cost_model.figures import ModelFigures, Workload
     from unidist.cost_model.memory import RankMemory
-    from unidist.cost_model.work import Work
+    from unidist.cost_model.work import ModelWork
     from unidist.registry import Registry
     from unidist_pipeline.schedules.model import Schedule
 
@@ -129,7 +129,7 @@ def _most_parameters(model: ModelFigures, num_ranks: int) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _unevenness(work: Work, num_ranks: int, stages_per_rank: int) -> float:
+def _unevenness(work: ModelWork, num_ranks: int, stages_per_rank: int) -> float:
     """Return the work of the busiest rank relative to the average, if whole blocks are divided as well as possible.
 
     The last stage computes the head too, so it may get fewer blocks than the others.

@@ -11,7 +11,7 @@ from typing_extensions import override
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
-from unidist.strategy.interface import KeepsDivision, NamesPlugins, Plan, RunsSteps, ShardsUpdates, Strategy
+from unidist.strategy.interface import KeepsDivision, NamesPlugins, Plan, RunsSteps, Strategy
 from unidist_pipeline import planning
 from unidist_pipeline.binding import KeepsStages
 from unidist_pipeline.schedules.catalog import build_schedule
@@ -144,12 +144,13 @@ class Pipeline(Strategy, RunsSteps, KeepsDivision, NamesPlugins, EstimatesMemory
                 f'script, TrainStep(..., strategy=Pipeline({self.stages}, balance="{self.balance}", example=x)), or '
                 "use balance=parameters, or name the split points"
             )
-        for other in plan.strategies if self.stages > 1 else ():
-            if isinstance(other, ShardsUpdates) and other.changes_model:
-                raise ConfigurationError(
-                    f"pipeline={self.stages} and {other.name!r} with sharded parameters (zero=3): each micro-batch "
-                    "would gather the parameters of its stage again. Use zero=1, or zero=2, beside a pipeline"
-                )
+        sharding = plan.shards_updates
+        name = "" if sharding is None else sharding.name
+        if self.stages > 1 and any(item.name == name and item.changes_model for item in plan.strategies):
+            raise ConfigurationError(
+                f"pipeline={self.stages} and {name!r} with sharded parameters (zero=3): each micro-batch would gather "
+                "the parameters of its stage again. Use zero=1, or zero=2, beside a pipeline"
+            )
 
     @override
     def check_plugins(self, plugins: Plugins) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from unidist.cost_model.figures import Workload
-from unidist_planner.memory.comparison import Candidate
+from unidist_planner.memory.comparison import StrategyCandidate
 from unidist_planner.memory.estimate import Estimate
 
 PLAIN = "(none)"
@@ -23,7 +23,7 @@ _COLORS = ("blue", "green", "magenta", "cyan", "yellow", "red")
 _LONGEST_BAR, _SHORTEST_BAR = 48, 12
 
 
-def as_json(workload: Workload, candidates: Sequence[Candidate], *, num_ranks: int, limit: float | None) -> str:
+def as_json(workload: Workload, candidates: Sequence[StrategyCandidate], *, num_ranks: int, limit: float | None) -> str:
     """Return everything as JSON; sizes in bytes. The first candidate is the one that was asked for."""
     return json.dumps(
         {
@@ -39,7 +39,7 @@ def as_json(workload: Workload, candidates: Sequence[Candidate], *, num_ranks: i
     )
 
 
-def _described(item: Candidate, limit: float | None) -> dict[str, Any]:
+def _described(item: StrategyCandidate, limit: float | None) -> dict[str, Any]:
     return {
         "strategy": item.line,
         "bytes": [
@@ -52,7 +52,7 @@ def _described(item: Candidate, limit: float | None) -> dict[str, Any]:
     }
 
 
-def show(workload: Workload, candidates: Sequence[Candidate], *, num_ranks: int, limit: float | None) -> None:
+def show(workload: Workload, candidates: Sequence[StrategyCandidate], *, num_ranks: int, limit: float | None) -> None:
     """Print the table of the first candidate, then bars of all of them."""
     console = Console()
     chosen = candidates[0]
@@ -72,7 +72,7 @@ def show(workload: Workload, candidates: Sequence[Candidate], *, num_ranks: int,
         console.print(f"Not included, because the figures do not tell: {missing}.", highlight=False)
 
 
-def _categories(chosen: Candidate) -> Table:
+def _categories(chosen: StrategyCandidate) -> Table:
     table = Table("category", title=f"strategy {escape(chosen.line or PLAIN)}", title_justify="left")
     table.add_column("GB", justify="right")
     table.add_column("where")
@@ -85,7 +85,7 @@ def _categories(chosen: Candidate) -> Table:
     return table
 
 
-def _bars(candidates: Sequence[Candidate], limit: float | None, width: int) -> Table:
+def _bars(candidates: Sequence[StrategyCandidate], limit: float | None, width: int) -> Table:
     names = _names(candidates)
     fits = "" if limit is None else f"fits {_gb(limit)} GB"
     longest = max(len(item.line or PLAIN) for item in candidates)
@@ -118,7 +118,7 @@ def _bar(estimate: Estimate, names: Sequence[str], scale: float) -> Text:
     return bar
 
 
-def _names(candidates: Sequence[Candidate]) -> list[str]:
+def _names(candidates: Sequence[StrategyCandidate]) -> list[str]:
     return list(dict.fromkeys(line.name for item in candidates for line in item.estimate.lines))
 
 

@@ -30,7 +30,7 @@ from unidist_planner.model_options import (
 if TYPE_CHECKING:
     from unidist.cost_model.cluster import Cluster
     from unidist.cost_model.collectives import Link
-    from unidist.cost_model.work import Work
+    from unidist.cost_model.work import ModelWork
     from unidist_planner.step_time.bench_links import BenchLinks
     from unidist_planner.step_time.fit import Fit
     from unidist_planner.step_time.measurements import Measurements
@@ -174,7 +174,7 @@ def _script(model: str | None) -> str:
     return source if source.endswith(".py") else "train.py"
 
 
-def _work(given: dict[str, Any], manager: PluginManager, batch: int, optimizer: str, precision: Any) -> Work:
+def _work(given: dict[str, Any], manager: PluginManager, batch: int, optimizer: str, precision: Any) -> ModelWork:
     """Return what is trained: a transformer by its sizes, or a script's model, which is counted.
 
     Raises:

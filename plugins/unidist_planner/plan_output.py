@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from unidist.cost_model.step_interface import SearchProblem
-from unidist.cost_model.work import Work
+from unidist.cost_model.work import ModelWork
 from unidist_planner.estimate_output import PLAIN
 from unidist_planner.step_time.fit import Fit
 from unidist_planner.step_time.prediction import Prediction
@@ -52,7 +52,7 @@ def _unknown(found: Found) -> list[str]:
     return sorted({name for item in (*found.best, *found.misses) for name in item.estimate.unknown})
 
 
-def _model(work: Work) -> dict[str, Any]:
+def _model(work: ModelWork) -> dict[str, Any]:
     """Return what was planned with: operations are those of a forward pass of one sample."""
     model, piece = work.workload(1).model, work.forward(1, 4)
     return {

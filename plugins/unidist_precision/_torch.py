@@ -8,6 +8,7 @@ model's outputs (a penalty computed from parameters) is not scaled.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,6 +28,9 @@ from unidist_torch.models.step_runner import PartOfOutputs
 from unidist_torch.operations.differentiable import apply_pair, inside
 
 _TORCH = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
+_PROTOCOL_OF_FILES = torch.serialization.DEFAULT_PROTOCOL
+_SEEN = "_unidist_seen_class"
+"""If a module has this attribute, the next look at its `__class__` returns the value, and removes it."""
 
 
 class TorchPrecision(PrecisionBinding):
@@ -138,18 +142,35 @@ def _part_class(plain: type[Any]) -> type[Any]:
     return with_mixin(plain, PrecisionMixin, __call__=call)
 
 
+def _class_of(module: Any) -> type[Any]:
+    seen: type[Any] | None = module.__dict__.pop(_SEEN, None)
+    return seen or type(module)
+
+
+def _set_class(module: Any, kind: type[Any]) -> None:
+    vars(object)["__class__"].__set__(module, kind)
+
+
 class PrecisionMixin:
     """Methods added to the classes of the model and its modules. Never instantiated; see `attach`."""
 
     _unidist_precision: _Around | _AroundPart
+    __class__ = property(_class_of, _set_class)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy as the plain module: a copy computes in the types of its parameters."""
+        """Pickle and copy as the plain module: a copy computes in the types of its parameters.
+
+        In files of `torch.save` the module is made as any plain one is, so that `torch.load(weights_only=True)` takes
+        them; for that pickle has to see its plain class.
+        """
         plain = type(self).__mro__[2]
         state = self.__getstate__()
         if isinstance(state, dict):
-            state = {name: value for name, value in state.items() if name != "_unidist_precision"}
-        return plain.__new__, (plain,), state
+            state = {name: value for name, value in state.items() if name not in ("_unidist_precision", _SEEN)}
+        if protocol != _PROTOCOL_OF_FILES:
+            return plain.__new__, (plain,), state
+        self.__dict__[_SEEN] = plain
+        return copyreg.__newobj__, (plain,), state  # type: ignore[attr-defined]  # no stub has it
 
 
 class _Around:

@@ -13,7 +13,7 @@ from unidist.cost_model.memory import WorkingMemory
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError
 from unidist.gradients.precision import LossScaling, Precision
-from unidist.strategy.interface import ChoosesPrecision, Plan, ShardsUpdates, Strategy
+from unidist.strategy.interface import ChoosesPrecision, Plan, Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,4 +163,4 @@ class _FirstUpdate:
 
 
 def _shards_updates(plan: Plan) -> bool:
-    return plan.find(ShardsUpdates) is not None
+    return plan.shards_updates is not None

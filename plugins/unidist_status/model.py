@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from unidist.control.messages import StepTimeReport
 from unidist.launcher import ObservedWorker
 from unidist_launch.elastic_job.report import event_line
 from unidist_status.progress import NUM_CURVES, History, ProgressReport, ProgressWindow
 from unidist_status.recovery import RecoveryWatch
-from unidist_status.step_times import StepTimeWindow, read_report
+from unidist_status.step_times import StepTimeWindow
 from unidist_status.stragglers import StragglerWatch
 
 NUM_EVENTS = 100
@@ -121,9 +122,9 @@ class JobStatus:
         if worker is None:
             return []
         worker.heard = now
-        report = read_report(told)
-        worker.has_trained = worker.has_trained or (report is not None and report.generation >= 0)
-        if report is None or report.generation != self._generation or worker.state != "training":
+        report = StepTimeReport(**told)
+        worker.has_trained = worker.has_trained or report.generation >= 0
+        if report.generation != self._generation or worker.state != "training":
             return []
         before = worker.window.last
         worker.window.add(report, now)
@@ -172,7 +173,7 @@ class JobStatus:
         return None
 
     def shows_stacks(self, number: int) -> bool:
-        """Say whether a running worker is far enough to show its stacks; the signal would end it before."""
+        """Return whether a running worker is far enough to show its stacks; the signal would end it before."""
         return self._workers[number].has_trained
 
     def rank_of(self, number: int) -> int | None:

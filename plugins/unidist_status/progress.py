@@ -123,7 +123,7 @@ class History:
         self._next = -math.inf
 
     def is_due(self, elapsed: float) -> bool:
-        """Say whether it is time for the next point."""
+        """Return whether it is time for the next point."""
         return elapsed >= self._next
 
     def add(self, point: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from unidist.control.elastic.step_times import StepTimeReport
+from unidist.control.messages import StepTimeReport
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Recovery:
 
     @property
     def is_complete(self) -> bool:
-        """Say whether every rank trains again."""
+        """Return whether every rank trains again."""
         return self.generation is not None and not self.missing
 
     def as_fields(self) -> dict[str, Any]:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
-from unidist.control.elastic.step_times import StepTimeReport
+from unidist.control.messages import StepTimeReport
 
 _NUM_SAMPLES = 12
 _PATIENCE_SEC = 2.0
-
-
-def read_report(told: Mapping[str, Any]) -> StepTimeReport | None:
-    """Return what a beat told; None if it makes no sense."""
-    names = {each.name for each in fields(StepTimeReport)}
-    chosen = {name: value for name, value in told.items() if name in names}
-    optional = ("restore_sec", "first_step_sec")
-    for name, value in chosen.items():
-        if isinstance(value, bool) or not (isinstance(value, (int, float)) or (value is None and name in optional)):
-            return None
-    return StepTimeReport(**chosen)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Which rank the others wait for. Pure.
 
 Ranks that exchange gradients take steps of the same length, however fast each of them is: the fast ones wait. What
-tells them apart is the time in which they do not wait (`unidist.control.elastic.step_times`).
+tells them apart is the time in which they do not wait (`unidist.control.messages.StepTimeReport`).
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class _Incoming:
     tls: Tls | None = None
 
 
-class Meeting:
+class ConnectionSetup:
     """The making of all connections of one rank. Use `connect_all`."""
 
     def __init__(
@@ -290,7 +290,7 @@ def connect_all(
         PeerLostError: a rank died meanwhile, or something else listens at its address.
     """
     try:
-        made = Meeting(rank, addresses, session, listener, timeout).run()
+        made = ConnectionSetup(rank, addresses, session, listener, timeout).run()
     finally:
         listener.close()
     return tuple(

@@ -15,10 +15,10 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist_tensor_parallel.binding import TensorBinding
     from unidist_tensor_parallel.library_roles import TensorRolesSpec
-    from unidist_tensor_parallel.strategy import Tensor
+    from unidist_tensor_parallel.strategy import TensorParallel
 
 __all__ = [
-    "Tensor", "TensorBinding", "TensorRolesSpec",
+    "TensorBinding", "TensorParallel", "TensorRolesSpec",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -26,6 +26,6 @@ __getattr__ = lazy_names(
     {
         "binding": "TensorBinding",
         "library_roles": "TensorRolesSpec",
-        "strategy": "Tensor",
+        "strategy": "TensorParallel",
     },
 )

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_tensor_parallel.strategy import Tensor
+    from unidist_tensor_parallel.strategy import TensorParallel
 
 
 class TensorBinding(ABC):
     """Tensor parallelism for one framework. Made without arguments."""
 
     @abstractmethod
-    def partition(self, strategy: Tensor, model: Any, context: RuntimeAPI) -> Any:
+    def partition(self, strategy: TensorParallel, model: Any, context: RuntimeAPI) -> Any:
         """Cut the layers of a model in place, and return it; see `Strategy.partition`. Collective over the axis.
 
         Raises:

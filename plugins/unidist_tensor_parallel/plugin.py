@@ -26,7 +26,7 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
     registry.add(
         StrategySpec(
             "tensor",
-            "unidist_tensor_parallel.strategy:Tensor",
+            "unidist_tensor_parallel.strategy:TensorParallel",
             "cut large layers over neighbouring ranks: attention by heads, pairs of linear layers, the vocabulary",
         )
     )

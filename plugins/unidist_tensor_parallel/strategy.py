@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Tensor(Strategy, KeepsDivision, EstimatesMemory, PredictsStepTime):
+class TensorParallel(Strategy, KeepsDivision, EstimatesMemory, PredictsStepTime):
     """Cuts the large layers of a model over neighbouring ranks, which compute one batch together.
 
     Linear layers are cut in pairs, by columns and then by rows, attention by heads, and the vocabulary: each block
@@ -149,3 +149,7 @@ class Tensor(Strategy, KeepsDivision, EstimatesMemory, PredictsStepTime):
     @override
     def proposals(cls, remaining: RemainingRanks) -> Sequence[str]:
         return planning.proposed(remaining)
+
+
+Tensor = TensorParallel
+"""The name that scripts may still have."""

@@ -6,23 +6,23 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from unidist_torch_backend.tensors import Finish, Operation, Scratch, buffer
+from unidist_torch_backend.tensors import CallOperation, Finish, TensorScratch, buffer
 
 Combine = Callable[..., torch.Tensor]
 """`torch.bitwise_and` and its like."""
 
 
-def allreduce(scratch: Scratch, flat: torch.Tensor, size: int, combine: Combine) -> Operation:
+def allreduce(scratch: TensorScratch, flat: torch.Tensor, size: int, combine: Combine) -> CallOperation:
     """Reduce a flat tensor over `size` ranks, in place."""
     count = flat.numel()
     everyone, release = scratch.empty(size * count, flat)
     source, target = buffer(flat), buffer(everyone)
-    return Operation(lambda comm: comm.allgather(source, target), _reducing(everyone, flat, size, combine, release))
+    return CallOperation(lambda comm: comm.allgather(source, target), _reducing(everyone, flat, size, combine, release))
 
 
 def reduce_scatter(
-    scratch: Scratch, flat: torch.Tensor, source: torch.Tensor, sent: Sequence[int], combine: Combine
-) -> Operation:
+    scratch: TensorScratch, flat: torch.Tensor, source: torch.Tensor, sent: Sequence[int], combine: Combine
+) -> CallOperation:
     """Reduce a tensor over the ranks, and leave this rank its part.
 
     Args:
@@ -35,7 +35,7 @@ def reduce_scatter(
     size, count = len(sent), flat.numel()
     received, release = scratch.empty(size * count, flat)
     given, target = buffer(source), buffer(received)
-    return Operation(
+    return CallOperation(
         lambda comm: comm.alltoall(given, target, send_counts=sent, receive_counts=[count] * size),
         _reducing(received, flat, size, combine, release),
     )

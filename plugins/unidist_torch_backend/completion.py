@@ -20,7 +20,7 @@ _LONGEST_PAUSE_SEC = 1e-3
 _STOP_SEC = 5.0
 
 
-class Task(Protocol):
+class CompletionTask(Protocol):
     """Something that the thread does when its time has come."""
 
     def poll(self) -> bool:
@@ -37,8 +37,8 @@ class Completion:
     def __init__(self, name: str) -> None:
         self._name = name
         self._condition = threading.Condition(threading.Lock())
-        self._tasks: deque[Task] = deque()
-        self._messages: list[Task] = []
+        self._tasks: deque[CompletionTask] = deque()
+        self._messages: list[CompletionTask] = []
         self._thread: threading.Thread | None = None
         self._sleeps = False
         self._stopped = False
@@ -48,13 +48,13 @@ class Completion:
         """The caller is this thread."""
         return threading.current_thread() is self._thread
 
-    def add(self, task: Task) -> None:
+    def add(self, task: CompletionTask) -> None:
         """Do a task after all that were added before."""
         with self._condition:
             self._tasks.append(task)
             self._wake()
 
-    def add_message(self, task: Task) -> None:
+    def add_message(self, task: CompletionTask) -> None:
         """Do a task whenever it can be done: messages wait for their sender, not for each other."""
         with self._condition:
             self._messages.append(task)

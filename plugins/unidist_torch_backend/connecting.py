@@ -16,12 +16,12 @@ from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.runtime import LocalRendezvous, PluginManager
 from unidist.settings import Settings
 from unidist.topology import Topology
-from unidist_torch_backend.meeting import Meeting, Member, check_alive, meet
+from unidist_torch_backend.meeting import GroupFacts, GroupMember, check_alive, meet
 from unidist_torch_backend.store_rendezvous import StoreRendezvous
 
 
 @dataclass
-class Connection:
+class GroupConnection:
     """A communicator, and what ends with it.
 
     Args:
@@ -32,14 +32,14 @@ class Connection:
 
     communicator: Communicator
     closing: ExitStack
-    members: tuple[Member, ...] = ()
+    members: tuple[GroupMember, ...] = ()
 
     def close(self) -> None:
         """Close the communicator and its rendezvous. Idempotent."""
         self.closing.close()
 
 
-def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> Connection:
+def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> GroupConnection:
     """Connect processes that know a store and nothing else of each other. Collective over them.
 
     Args:
@@ -77,19 +77,19 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world:
             if here is not None:
                 closing.callback(here.close)
             closing.callback(made.close)
-        return Connection(made, closing.pop_all(), meeting.members)
+        return GroupConnection(made, closing.pop_all(), meeting.members)
 
 
-def connect_alone(timeout: timedelta) -> Connection:
+def connect_alone(timeout: timedelta) -> GroupConnection:
     """Return a group of this process."""
     from unidist.engines import SingleEngine
 
-    return Connection(SingleEngine().connect(Topology(), SingleRendezvous(), timeout=timeout), ExitStack())
+    return GroupConnection(SingleEngine().connect(Topology(), SingleRendezvous(), timeout=timeout), ExitStack())
 
 
 def connect_members(
-    parent: Connection, ranks: tuple[int, ...], store: Store, rank: int, timeout: timedelta
-) -> Connection:
+    parent: GroupConnection, ranks: tuple[int, ...], store: Store, rank: int, timeout: timedelta
+) -> GroupConnection:
     """Make a group of members of a connection. Collective over those alone.
 
     Args:
@@ -114,17 +114,17 @@ def connect_members(
     made = parent.communicator.subgroup(ranks, rendezvous, timeout=timeout)
     closing = ExitStack()
     closing.callback(made.close)
-    return Connection(made, closing, tuple(members[each] for each in ranks) if members else ())
+    return GroupConnection(made, closing, tuple(members[each] for each in ranks) if members else ())
 
 
-def _meeting_place(meeting: Meeting, closing: ExitStack, timeout: timedelta) -> Rendezvous:
+def _meeting_place(meeting: GroupFacts, closing: ExitStack, timeout: timedelta) -> Rendezvous:
     """Return a rendezvous of members that are all on one host: it passes descriptors, and notices who dies."""
     place = _meet_on_host(meeting, timeout)
     closing.callback(place.close)
     return place
 
 
-def _meet_on_host(meeting: Meeting, timeout: timedelta) -> Rendezvous:
+def _meet_on_host(meeting: GroupFacts, timeout: timedelta) -> Rendezvous:
     topology = meeting.topology
     if topology.local_size == 1:
         return SingleRendezvous()

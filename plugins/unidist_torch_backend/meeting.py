@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from unidist import __version__
+from unidist.control.messages import RELEASE
 from unidist.errors import ConfigurationError, PeerLostError
 from unidist.settings import read_placement
 from unidist.topology import Topology
@@ -22,11 +22,11 @@ from unidist_torch_backend.store_rendezvous import StoreRendezvous
 
 
 @dataclass(frozen=True)
-class Member:
+class GroupMember:
     """One member, as it tells the others.
 
     Args:
-        version: of unidist.
+        version: of unidist, with that of its control plane.
         host: identifies the host: its boot, its network, and the user.
         job: the launcher and the job, "" without one.
         address: at which the others reach it.
@@ -45,7 +45,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class GroupFacts:
     """Facts that a member knows about its group.
 
     Args:
@@ -58,10 +58,10 @@ class Meeting:
     rendezvous: StoreRendezvous
     topology: Topology
     secret: bytes
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
-def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> Meeting:
+def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> GroupFacts:
     """Return who the members are. Collective over them.
 
     Args:
@@ -99,10 +99,10 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bo
     _check_jobs([member.job for member in members])
     rendezvous.secret = bytes.fromhex(members[0].token)
     topology = topology_of([member.host for member in members], rank)
-    return Meeting(rendezvous, topology, rendezvous.secret, members)
+    return GroupFacts(rendezvous, topology, rendezvous.secret, members)
 
 
-def check_alive(members: Sequence[Member], ranks: Sequence[int]) -> None:
+def check_alive(members: Sequence[GroupMember], ranks: Sequence[int]) -> None:
     """Raise PeerLostError if one of these members is on this host and its process has ended."""
     here, namespace = _own_host(), _pid_namespace()
     for rank in ranks:
@@ -118,17 +118,17 @@ def topology_of(hosts: Sequence[str], rank: int) -> Topology:
     return Topology(rank, len(hosts), here.index(rank), len(here), order.index(hosts[rank]), len(order))
 
 
-def _own_member(job: str) -> Member:
-    return Member(__version__, _own_host(), job, _own_address(), secrets.token_hex(16), os.getpid(), _pid_namespace())
+def _own_member(job: str) -> GroupMember:
+    return GroupMember(RELEASE, _own_host(), job, _own_address(), secrets.token_hex(16), os.getpid(), _pid_namespace())
 
 
-def _read_member(text: bytes) -> Member:
+def _read_member(text: bytes) -> GroupMember:
     """Read what a member told; another version may tell other things."""
     told = json.loads(text)
-    return Member(**{name: told.get(name, "") for name in Member.__dataclass_fields__})
+    return GroupMember(**{name: told.get(name, "") for name in GroupMember.__dataclass_fields__})
 
 
-def _store_of_this_time(store: Store, rank: int, own: Member) -> Store:
+def _store_of_this_time(store: Store, rank: int, own: GroupMember) -> Store:
     """Return the part of the store for this meeting: a group that was destroyed may meet again in the same store.
 
     Raises:

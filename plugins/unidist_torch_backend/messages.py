@@ -25,7 +25,7 @@ _LONGEST_PAUSE_SEC = 1e-3
 
 
 @dataclass
-class Receive:
+class PendingReceive:
     """A message that somebody waits for.
 
     Attributes:
@@ -53,12 +53,12 @@ class _Sender:
     header_work: Work | None = None
     payload: Buffer | None = None
     payload_work: Work | None = None
-    receive: Receive | None = None  # that the payload is for
+    receive: PendingReceive | None = None  # that the payload is for
     tag: int = 0
     early: dict[int, deque[Buffer]] = field(default_factory=dict)
 
 
-class Messages:
+class GroupMessages:
     """The messages of one group, on this rank. From any thread.
 
     Args:
@@ -68,7 +68,7 @@ class Messages:
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
         self._senders = [_Sender() for _ in range(communicator.size)]
-        self._waiting: list[Receive] = []
+        self._waiting: list[PendingReceive] = []
         self._lock = threading.Lock()
         self._sending = threading.Lock()
 
@@ -81,9 +81,9 @@ class Messages:
                 works.append(self._communicator.send(data.cast(DType.UINT8), to=to))
         return works
 
-    def receive(self, target: Buffer, sources: Sequence[int], tag: int) -> Receive:
+    def receive(self, target: Buffer, sources: Sequence[int], tag: int) -> PendingReceive:
         """Ask for the next message with this tag that one of `sources` sends."""
-        receive = Receive(tuple(sources), tag, target.cast(DType.UINT8))
+        receive = PendingReceive(tuple(sources), tag, target.cast(DType.UINT8))
         with self._lock:
             for source in sources:
                 early = self._senders[source].early.get(tag)
@@ -94,7 +94,7 @@ class Messages:
         self.advance(receive)
         return receive
 
-    def advance(self, receive: Receive) -> bool:
+    def advance(self, receive: PendingReceive) -> bool:
         """Move what `receive` waits for, without waiting; return whether it is done."""
         if not receive.is_done:
             with self._lock:
@@ -105,7 +105,7 @@ class Messages:
                     self._fail(receive, exc)
         return receive.is_done
 
-    def wait(self, receive: Receive, limit: timedelta) -> None:
+    def wait(self, receive: PendingReceive, limit: timedelta) -> None:
         """Return when `receive` is done, or raise its error."""
         deadline = time.monotonic() + limit.total_seconds()
         pause = _FIRST_PAUSE_SEC
@@ -178,7 +178,7 @@ class Messages:
         else:
             self._deliver(receive, source, payload)
 
-    def _deliver(self, receive: Receive, source: int, payload: Buffer) -> None:
+    def _deliver(self, receive: PendingReceive, source: int, payload: Buffer) -> None:
         if payload.nbytes != receive.buffer.nbytes:
             receive.error = MismatchError(
                 f"recv on rank {self._communicator.rank} asked rank {source} for {receive.buffer.nbytes} bytes with "
@@ -189,7 +189,7 @@ class Messages:
         receive.sender = source
         receive.is_done = True
 
-    def _fail(self, receive: Receive, error: BaseException) -> None:
+    def _fail(self, receive: PendingReceive, error: BaseException) -> None:
         if receive in self._waiting:
             self._waiting.remove(receive)
         if not receive.is_done:
@@ -197,7 +197,7 @@ class Messages:
             receive.is_done = True
 
 
-class ReceiveWork(Work):
+class GroupReceiveWork(Work):
     """Waits for a received message, as a communicator's work.
 
     Args:
@@ -206,7 +206,7 @@ class ReceiveWork(Work):
         limit: longest wait by default.
     """
 
-    def __init__(self, messages: Messages, receive: Receive, limit: timedelta) -> None:
+    def __init__(self, messages: GroupMessages, receive: PendingReceive, limit: timedelta) -> None:
         self.receive = receive
         self._messages = messages
         self._limit = limit

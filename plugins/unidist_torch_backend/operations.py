@@ -15,9 +15,9 @@ from unidist_torch_backend import bitwise
 from unidist_torch_backend.arguments import one_for_each_rank
 from unidist_torch_backend.reductions import reduction
 from unidist_torch_backend.tensors import (
+    CallOperation,
     Finish,
-    Operation,
-    Scratch,
+    TensorScratch,
     buffer,
     check_dtypes,
     output,
@@ -38,21 +38,21 @@ class Operations:
         scratch: memory for tensors that are not flat.
     """
 
-    def __init__(self, communicator: Communicator, scratch: Scratch) -> None:
+    def __init__(self, communicator: Communicator, scratch: TensorScratch) -> None:
         self._comm = communicator
         self._rank = communicator.rank
         self._size = communicator.size
         self._scratch = scratch
 
-    def broadcast(self, tensor: torch.Tensor, root: int) -> Operation:
+    def broadcast(self, tensor: torch.Tensor, root: int) -> CallOperation:
         """Copy the root's tensor to every rank."""
         flat, finish = output(tensor, "broadcast")
         memory = buffer(flat)
-        return Operation(lambda comm: comm.broadcast(memory, root=root), finish)
+        return CallOperation(lambda comm: comm.broadcast(memory, root=root), finish)
 
     # Reductions
 
-    def allreduce(self, tensor: torch.Tensor, op: Any) -> Operation:
+    def allreduce(self, tensor: torch.Tensor, op: Any) -> CallOperation:
         """Reduce a dense tensor over the ranks, in place."""
         what = "allreduce"
         flat, finish = output(tensor, what)
@@ -60,13 +60,13 @@ class Operations:
         how = reduction(op, flat.dtype, self._size, what)
         if how.bitwise is not None:
             made = bitwise.allreduce(self._scratch, flat, self._size, how.bitwise)
-            return Operation(made.post, together(made.finish, finish))
+            return CallOperation(made.post, together(made.finish, finish))
         if how.factor is not None:
             flat.mul_(how.factor)
         memory, plain_op, scale = buffer(flat), how.op, how.scale
-        return Operation(lambda comm: comm.allreduce(memory, memory, op=plain_op, scale=scale), finish)
+        return CallOperation(lambda comm: comm.allreduce(memory, memory, op=plain_op, scale=scale), finish)
 
-    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], op: Any) -> list[Operation]:
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], op: Any) -> list[CallOperation]:
         """Reduce several tensors, those of one dtype together."""
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in tensors:
@@ -74,7 +74,7 @@ class Operations:
             by_dtype.setdefault(tensor.dtype, []).append(tensor)
         return [self._allreduce_joined(group, op) for group in by_dtype.values()]
 
-    def _allreduce_joined(self, tensors: list[torch.Tensor], op: Any) -> Operation:
+    def _allreduce_joined(self, tensors: list[torch.Tensor], op: Any) -> CallOperation:
         what = "allreduce_coalesced"
         how = reduction(op, tensors[0].dtype, self._size, what)
         if how.bitwise is not None:
@@ -84,9 +84,9 @@ class Operations:
         if how.factor is not None:
             flat.mul_(how.factor)
         memory = buffer(flat)
-        return Operation(lambda comm: comm.allreduce(memory, memory, op=how.op, scale=how.scale), finish)
+        return CallOperation(lambda comm: comm.allreduce(memory, memory, op=how.op, scale=how.scale), finish)
 
-    def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> Operation:
+    def reduce(self, tensor: torch.Tensor, op: Any, root: int) -> CallOperation:
         """Reduce a tensor over the ranks, in place on the root; others keep theirs."""
         what, is_root = "reduce", self._is_root(root)
         reducible(tensor, what)
@@ -95,32 +95,32 @@ class Operations:
         if how.bitwise is not None:
             own = flat if is_root else flat.clone()
             made = bitwise.allreduce(self._scratch, own, self._size, how.bitwise)
-            return Operation(made.post, together(made.finish, finish if is_root else None))
+            return CallOperation(made.post, together(made.finish, finish if is_root else None))
         source = flat if how.factor is None else flat * how.factor
         given = buffer(source)
         target = buffer(flat) if is_root else Buffer(0, 0, given.dtype)
         counts = self._only(root, given.count)
-        return Operation(
+        return CallOperation(
             lambda comm: comm.reducescatter(given, target, op=how.op, scale=how.scale, counts=counts),
             finish if is_root else None,
         )
 
-    def reduce_scatter(self, target: torch.Tensor, sources: Sequence[torch.Tensor], op: Any) -> Operation:
+    def reduce_scatter(self, target: torch.Tensor, sources: Sequence[torch.Tensor], op: Any) -> CallOperation:
         """Reduce lists of tensors, which may differ in size, and leave each rank its own."""
         what = "reduce_scatter"
         one_for_each_rank(sources, self._size, what, "input")
         check_dtypes([target, *sources], what)
         flat, release = self._scratch.join(sources, what, copy=True)
         made = self._reduce_scatter(target, flat, [each.numel() for each in sources], op)
-        return Operation(made.post, together(made.finish, release))
+        return CallOperation(made.post, together(made.finish, release))
 
-    def reduce_scatter_single(self, target: torch.Tensor, source: torch.Tensor, op: Any) -> Operation:
+    def reduce_scatter_single(self, target: torch.Tensor, source: torch.Tensor, op: Any) -> CallOperation:
         """Reduce a tensor and leave each rank an equal part of it."""
         return self._reduce_scatter(target, source, None, op)
 
     def _reduce_scatter(
         self, target: torch.Tensor, source: torch.Tensor, counts: list[int] | None, op: Any
-    ) -> Operation:
+    ) -> CallOperation:
         what, size = "reduce_scatter", self._size
         check_dtypes([target, source], what)
         reducible(target, what)
@@ -136,26 +136,28 @@ class Operations:
         if how.bitwise is not None:
             sent = [expected] * size if counts is None else counts
             made = bitwise.reduce_scatter(self._scratch, flat, values, sent, how.bitwise)
-            return Operation(made.post, together(made.finish, finish))
+            return CallOperation(made.post, together(made.finish, finish))
         if how.factor is not None:
             values = values * how.factor
         given, result = buffer(values), buffer(flat)
-        return Operation(
+        return CallOperation(
             lambda comm: comm.reducescatter(given, result, op=how.op, scale=how.scale, counts=counts), finish
         )
 
     # Gathers
 
-    def allgather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, what: str = "allgather") -> Operation:
+    def allgather(
+        self, outputs: Sequence[torch.Tensor], source: torch.Tensor, what: str = "allgather"
+    ) -> CallOperation:
         """Gather the ranks' tensors, which may differ in size, into a list on every rank."""
         one_for_each_rank(outputs, self._size, what, "output")
         check_dtypes([*outputs, source], what)
         flat, release = self._scratch.join(outputs, what, copy=False)
         given, target = buffer(plain(source, what)), buffer(flat)
         counts = _counts(outputs, given.dtype)
-        return Operation(lambda comm: comm.allgather(given, target, counts=counts), spread(flat, outputs, release))
+        return CallOperation(lambda comm: comm.allgather(given, target, counts=counts), spread(flat, outputs, release))
 
-    def all_gather_single(self, target: torch.Tensor, source: torch.Tensor) -> Operation:
+    def all_gather_single(self, target: torch.Tensor, source: torch.Tensor) -> CallOperation:
         """Gather equally large tensors into one."""
         what = "all_gather_single"
         check_dtypes([target, source], what)
@@ -166,9 +168,9 @@ class Operations:
             )
         flat, finish = output(target, what)
         given, result = buffer(plain(source, what)), buffer(flat)
-        return Operation(lambda comm: comm.allgather(given, result), finish)
+        return CallOperation(lambda comm: comm.allgather(given, result), finish)
 
-    def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> Operation:
+    def gather(self, outputs: Sequence[torch.Tensor], source: torch.Tensor, root: int) -> CallOperation:
         """Gather the ranks' tensors, which may differ in size, into a list on the root; others pass no `outputs`."""
         what, size = "gather", self._size
         source = plain(source, what)
@@ -183,7 +185,7 @@ class Operations:
         received = _counts(outputs, given.dtype)
         return _alltoall(given, buffer(flat), self._only(root, given.count), received, spread(flat, outputs, release))
 
-    def scatter(self, target: torch.Tensor, inputs: Sequence[torch.Tensor], root: int) -> Operation:
+    def scatter(self, target: torch.Tensor, inputs: Sequence[torch.Tensor], root: int) -> CallOperation:
         """Give each rank one tensor of a list that the root has; others pass no `inputs`."""
         what, size = "scatter", self._size
         is_root = self._is_root(root)
@@ -201,7 +203,7 @@ class Operations:
 
     # Everybody to everybody
 
-    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Operation:
+    def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> CallOperation:
         """Send tensor i of the input to rank i, and receive tensor j of the output from rank j."""
         what, size = "alltoall", self._size
         if len(outputs) != size or len(inputs) != size:
@@ -221,7 +223,7 @@ class Operations:
         source: torch.Tensor,
         output_splits: Sequence[int] | None,
         input_splits: Sequence[int] | None,
-    ) -> Operation:
+    ) -> CallOperation:
         """Send parts of one tensor, cut along its first dim, and receive parts of another."""
         what = "all_to_all_single"
         check_dtypes([target, source], what)
@@ -263,11 +265,11 @@ class Operations:
 
 def _alltoall(
     source: Buffer, target: Buffer, sent: Sequence[int], received: Sequence[int], finish: Finish | None
-) -> Operation:
+) -> CallOperation:
     def post(comm: Communicator) -> Work:
         return comm.alltoall(source, target, send_counts=sent, receive_counts=received)
 
-    return Operation(post, finish)
+    return CallOperation(post, finish)
 
 
 def _counts(tensors: Sequence[torch.Tensor], dtype: DType) -> list[int]:

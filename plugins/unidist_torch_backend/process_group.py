@@ -23,11 +23,11 @@ from unidist_torch.allocator import keep_freed_memory
 from unidist_torch_backend import sparse
 from unidist_torch_backend.arguments import one, one_list, options, reduce_options
 from unidist_torch_backend.completion import Completion
-from unidist_torch_backend.connecting import Connection, connect, connect_alone, connect_members
-from unidist_torch_backend.messages import Messages, ReceiveWork
+from unidist_torch_backend.connecting import GroupConnection, connect, connect_alone, connect_members
+from unidist_torch_backend.messages import GroupMessages, GroupReceiveWork
 from unidist_torch_backend.operations import Operations
-from unidist_torch_backend.tensors import Operation, Scratch, buffer, output, plain
-from unidist_torch_backend.works import FinishedWork, GroupWork, MessageWork
+from unidist_torch_backend.tensors import CallOperation, TensorScratch, buffer, output, plain
+from unidist_torch_backend.works import CallWork, FinishedWork, MessageWork
 
 _Base: Any = dist.ProcessGroup  # whose annotations have overloads that its callers do not need
 _CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ class UnidistProcessGroup(_Base):
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, connection: Connection, timeout: timedelta, *, name: str
+        self, store: Store, rank: int, size: int, connection: GroupConnection, timeout: timedelta, *, name: str
     ) -> None:
         super().__init__(rank, size)  # the other constructor of PyTorch's cannot be subclassed
         self.communicator: Communicator = connection.communicator
@@ -92,12 +92,12 @@ class UnidistProcessGroup(_Base):
         self._name = name
         self._description = "undefined"
         self._completion = Completion(name)
-        self._scratch = Scratch(self.communicator)
+        self._scratch = TensorScratch(self.communicator)
         self._operations = Operations(self.communicator, self._scratch)
-        self._messages = Messages(self.communicator)
+        self._messages = GroupMessages(self.communicator)
         self._issuing = threading.Lock()
         self._recent: deque[dist.Work] = deque(maxlen=_RECENT)
-        self._callbacks: Connection | None = None  # for operations that callbacks issue
+        self._callbacks: GroupConnection | None = None  # for operations that callbacks issue
         self._number = 0
         _open_groups.add(self)
 
@@ -168,7 +168,7 @@ class UnidistProcessGroup(_Base):
     supports_time_estimate = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Say whether `allocate_tensor` can be called: for the CPU."""
+        """Return whether `allocate_tensor` can be called: for the CPU."""
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -215,7 +215,7 @@ class UnidistProcessGroup(_Base):
         for connection in self._connections():
             connection.close()
 
-    def _connections(self) -> list[Connection]:
+    def _connections(self) -> list[GroupConnection]:
         return [connection for connection in (self._callbacks, self.connection) if connection is not None]
 
     # Collectives
@@ -233,7 +233,7 @@ class UnidistProcessGroup(_Base):
         tensor, opts = one(tensors, "allreduce"), reduce_options(opts, c10d.AllreduceOptions, timeout)
         if tensor.is_sparse:
             work = sparse.start(self._channel(), tensor, opts.reduceOp, self._timeout)
-            return self._start(opts, [tensor], [Operation(lambda _: work, None)])
+            return self._start(opts, [tensor], [CallOperation(lambda _: work, None)])
         return self._start(opts, [tensor], [self._operations.allreduce(tensor, opts.reduceOp)])
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> dist.Work:
@@ -369,7 +369,7 @@ class UnidistProcessGroup(_Base):
     def barrier(self, opts: Any = None, *, timeout: timedelta | None = None) -> dist.Work:
         """Complete once every rank has called it."""
         opts = options(opts, c10d.BarrierOptions, timeout=timeout)
-        return self._start(opts, [], [Operation(lambda comm: comm.barrier(), None)])
+        return self._start(opts, [], [CallOperation(lambda comm: comm.barrier(), None)])
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; the error at the timeout names all that are missing.
@@ -406,7 +406,7 @@ class UnidistProcessGroup(_Base):
     def _receive(self, tensor: torch.Tensor, sources: Sequence[int], tag: int) -> dist.Work:
         flat, finish = output(tensor, "recv")
         receive = self._messages.receive(buffer(flat), sources, tag)
-        pending = ReceiveWork(self._messages, receive, self._timeout)
+        pending = GroupReceiveWork(self._messages, receive, self._timeout)
         work = MessageWork(
             [pending], [tensor], [finish] if finish else (), self._timeout, self._completion, is_message=True
         )
@@ -431,7 +431,7 @@ class UnidistProcessGroup(_Base):
                 self._callbacks = connect(store, rank, size, self._timeout, is_world=False)
         return self._callbacks.communicator
 
-    def _start(self, opts: Any, result: Sequence[torch.Tensor], parts: Sequence[Operation]) -> dist.Work:
+    def _start(self, opts: Any, result: Sequence[torch.Tensor], parts: Sequence[CallOperation]) -> dist.Work:
         """Issue the operations of a call; wait for them, unless the caller said that it does.
 
         Args:
@@ -451,7 +451,7 @@ class UnidistProcessGroup(_Base):
                     finish()
             return _FINISHED
         finishes = [finish for _, finish in parts if finish is not None]
-        made = GroupWork(works, result, finishes, limit, self._completion)
+        made = CallWork(works, result, finishes, limit, self._completion)
         if not self._completion.is_current:
             self._completion.add(made)
         if sum(tensor.numel() for tensor in result) <= _RECENT_NUMEL:

@@ -27,7 +27,7 @@ _BOOLEAN: dict[Any, ReduceOp] = {dist.ReduceOp.BAND: ReduceOp.MIN, dist.ReduceOp
 
 
 @dataclass(frozen=True)
-class Reduction:
+class GroupReduction:
     """A reduction: its operation and its factors.
 
     Args:
@@ -48,10 +48,10 @@ class Reduction:
         return self.factor is None and self.bitwise is None
 
 
-_SUM = Reduction()
+_SUM = GroupReduction()
 
 
-def reduction(asked: Any, dtype: torch.dtype, size: int, what: str) -> Reduction:
+def reduction(asked: Any, dtype: torch.dtype, size: int, what: str) -> GroupReduction:
     """Return how to carry out a `torch.distributed.ReduceOp` over `size` ranks.
 
     AVG of integers is truncated toward zero. On bool, SUM is "or" and PRODUCT is "and".
@@ -65,18 +65,18 @@ def reduction(asked: Any, dtype: torch.dtype, size: int, what: str) -> Reduction
     if kind == dist.ReduceOp.AVG:
         if dtype is torch.bool:
             raise UsageError(f"{what} by backend unidist: there is no mean of torch.bool")
-        return Reduction(scale=1.0 / size)
+        return GroupReduction(scale=1.0 / size)
     if kind in _PLAIN:
-        return Reduction(_PLAIN[kind])
+        return GroupReduction(_PLAIN[kind])
     if kind in _BITWISE:
         if dtype.is_floating_point or dtype.is_complex:
             raise UsageError(f"{what} by backend unidist: {kind.name} is for integers and bool, not {dtype}")
         if dtype is torch.bool and kind in _BOOLEAN:
-            return Reduction(_BOOLEAN[kind])
-        return Reduction(bitwise=_BITWISE[kind])
+            return GroupReduction(_BOOLEAN[kind])
+        return GroupReduction(bitwise=_BITWISE[kind])
     factor = asked.__getstate__()[1] if kind == dist.ReduceOp.PREMUL_SUM else None
     if factor is None:
         raise UsageError(f"{what} by backend unidist: it has no reduction {kind}")
     if not (dtype.is_floating_point or dtype.is_complex):
         raise UsageError(f"{what} by backend unidist: PREMUL_SUM is for floating-point numbers, not {dtype}")
-    return Reduction(factor=factor)
+    return GroupReduction(factor=factor)

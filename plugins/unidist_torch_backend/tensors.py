@@ -22,7 +22,7 @@ _KEPT_PIECES = 32
 Finish = Callable[[], None]
 
 
-class Operation(NamedTuple):
+class CallOperation(NamedTuple):
     """One operation of a call.
 
     Attributes:
@@ -120,7 +120,7 @@ def check_dtypes(tensors: Sequence[torch.Tensor], what: str) -> None:
         )
 
 
-class Scratch:
+class TensorScratch:
     """Engine memory for tensors that are not flat, used again by later operations.
 
     Args:
@@ -198,7 +198,7 @@ class _Lent:
 
     __slots__ = ("_memory", "_scratch")
 
-    def __init__(self, scratch: Scratch, memory: Buffer) -> None:
+    def __init__(self, scratch: TensorScratch, memory: Buffer) -> None:
         self._scratch = scratch
         self._memory = memory
 

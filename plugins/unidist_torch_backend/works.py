@@ -16,7 +16,7 @@ from torch.futures import Future
 from unidist.communicator import Work
 from unidist.errors import StalledError
 from unidist_torch_backend.completion import Completion
-from unidist_torch_backend.messages import ReceiveWork
+from unidist_torch_backend.messages import GroupReceiveWork
 
 _Base: Any = dist.Work
 _c10d: Any = _distributed_c10d  # not all of it is annotated
@@ -104,7 +104,7 @@ class _Callback:
         return True
 
 
-class GroupWork(_Base):
+class CallWork(_Base):
     """Operations of a communicator that belong to one call.
 
     Args:
@@ -279,14 +279,14 @@ class GroupWork(_Base):
             future.fail(self._error)
 
 
-class MessageWork(GroupWork):
+class MessageWork(CallWork):
     """The work of a message.
 
     Attributes:
         pending: of a message that is received.
     """
 
-    pending: ReceiveWork | None = None
+    pending: GroupReceiveWork | None = None
 
     def source_rank(self) -> int:
         """Return who sent the message, when it is there."""

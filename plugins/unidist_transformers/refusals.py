@@ -9,7 +9,7 @@ import torch
 import unidist.torch as ud
 from unidist.errors import ConfigurationError, UsageError
 from unidist.runtime import context
-from unidist.strategy import Plan, RunsSteps, UpdateGate
+from unidist.strategy import Plan
 
 _ITSELF = "the strategy line of unidist says how to distribute (zero=1, zero=2, zero=3, tensor=N): leave it out"
 
@@ -74,14 +74,14 @@ def refuse_plan(plan: Plan, passes: int) -> None:
         plan: of the run.
         passes: backward passes of an update, as the script says.
     """
-    for strategy in plan.strategies:
-        if isinstance(strategy, RunsSteps):
-            raise ConfigurationError(
-                f"strategy {strategy.name!r} runs the forward and backward passes itself, and Hugging Face's Trainer "
-                f"and Accelerate leave them to the script: leave {strategy.name!r} out, or train by step = "
-                "ud.TrainStep(model, optimizer, loss_fn) in a loop of yours"
-            )
-    gate = plan.find(UpdateGate)
+    if plan.runs_steps is not None:
+        name = plan.runs_steps.name
+        raise ConfigurationError(
+            f"strategy {name!r} runs the forward and backward passes itself, and Hugging Face's Trainer and Accelerate "
+            f"leave them to the script: leave {name!r} out, or train by step = ud.TrainStep(model, optimizer, loss_fn) "
+            "in a loop of yours"
+        )
+    gate = plan.gate
     if gate is not None and gate.passes_per_update > 1 and passes > 1:
         raise ConfigurationError(
             f"the strategy line accumulates {gate.passes_per_update} batches, and the script {passes} "

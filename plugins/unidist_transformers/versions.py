@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+from unidist.runtime import check_package
 
-from unidist.errors import ConfigurationError
-
-RANGES = {"transformers": ((5, 6), 6), "accelerate": ((1, 1), 2)}
-"""By library: the oldest version, and the major version that is too new."""
+_RANGES = {"transformers": ((5, 6), (6,)), "accelerate": ((1, 1), (2,))}
 
 
 def check_version(library: str, found: str | None = None) -> None:
@@ -17,18 +14,5 @@ def check_version(library: str, found: str | None = None) -> None:
         library: "transformers" or "accelerate".
         found: its version; default: what is installed.
     """
-    oldest, end = RANGES[library]
-    wanted = f"{library} >= {oldest[0]}.{oldest[1]}, < {end}"
-    if found is None:
-        try:
-            found = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            raise ConfigurationError(
-                f"unidist_transformers needs {wanted}: pip install 'unidist-train[transformers]'"
-            ) from None
-    major, minor = (int(number) for number in found.split(".")[:2])
-    if not (oldest <= (major, minor) and major < end):
-        raise ConfigurationError(
-            f"unidist_transformers works with {wanted}, and {found} is installed: "
-            f"pip install '{wanted.replace(' ', '')}'"
-        )
+    oldest, end = _RANGES[library]
+    check_package("unidist_transformers", library, "transformers", oldest=oldest, end=end, found=found)

@@ -19,7 +19,7 @@ class ZeroBinding(ABC):
         unsupported: options of the strategy that are for models of another framework.
     """
 
-    unsupported: ClassVar[tuple[str, ...]] = ()
+    unsupported: ClassVar[tuple[str, ...]] = ("sparse",)
 
     @abstractmethod
     def inner_step(self, strategy: Zero) -> MakesInnerStep:

@@ -62,6 +62,9 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
             a class repeats.
         prefetch: with PyTorch, at stage 3: number of units to prefetch, 0 or more; default: 1. With either of these
             two, parameters are gathered even if shared=auto would share them.
+        sparse: with Keras on TensorFlow: "dense" adds up the rows of sparse gradients (of an Embedding) before the
+            optimizer sees them. Default: an optimizer that takes each occurrence of a row by itself gets it so, which
+            stage 3 refuses.
     """
 
     name: ClassVar[str] = "zero"
@@ -76,6 +79,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
     offload: str | None = None
     units: str | None = None
     prefetch: int | None = None
+    sparse: str | None = None
 
     def validate(self, plan: Plan) -> None:
         """Check the stage, and that sizes fit the mesh."""
@@ -85,6 +89,8 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
             raise ConfigurationError(f"zero:bucket_mb={self.bucket_mb:g}: give a size above 0, in MiB")
         if self.whole not in ("auto", "true", "false"):
             raise ConfigurationError(f"zero:whole={self.whole!r}; choices: auto, true, false")
+        if self.sparse not in (None, "dense"):
+            raise ConfigurationError(f"zero:sparse={self.sparse!r}; choices: dense")
         if self.shared not in ("auto", "true", "false"):
             raise ConfigurationError(f"zero:shared={self.shared!r}; choices: auto, true, false")
         self._check_units()
@@ -197,7 +203,7 @@ class Zero(Strategy, GradientOwner, ShardsUpdates, SurvivesLoss, InitializesMode
         return "false" if context.is_elastic else self.shared
 
     def shares_pages(self, context: RuntimeAPI, memory_kinds: set[str]) -> bool:
-        """Say whether a model's parameters go to memory that the ranks share. Collective; the same on all ranks.
+        """Return whether a model's parameters go to memory that the ranks share. Collective; the same on all ranks.
 
         Args:
             context: of the run.

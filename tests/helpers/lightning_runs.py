@@ -243,7 +243,9 @@ def _train(
                 DataLoader(data, batch_size) if validate else None,
                 ckpt_path=ckpt_path,
             )
-        state = {name: value.clone() for name, value in model.state_dict().items()}
+        from unidist_torch.models import plain_part
+
+        state = {name: plain_part(value).clone() for name, value in model.state_dict().items()}  # is pickled
         predicted = trainer.predict(model, DataLoader(data, batch_size)) if kind == "regression" else []
     return {
         "state": state,

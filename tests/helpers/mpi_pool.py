@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from unidist.jobs.pool import call_name
-from unidist.jobs.pool._call import Call, Worker
-from unidist.jobs.pool._channel import Channel, send
+from unidist.jobs.pool._call import PoolCall, PoolWorker
+from unidist.jobs.pool._channel import WorkerChannel, send
 from unidist.jobs.pool._pickling import dump_calls
 from unidist.jobs.processes import LocalProcesses, rank_variables
 from unidist.topology import Topology
@@ -83,7 +83,7 @@ class MpiPool:
         """See `RankPool.run`."""
         own = [()] * self.num_proc if per_rank_args is None else per_rank_args
         messages = dump_calls(func, [(*args, *each) for each in own], {})
-        call = Call(self._workers, call_name(func))
+        call = PoolCall(self._workers, call_name(func))
         try:
             call.run(messages, timeout.total_seconds())
             return call.answers.results(timeout_sec=timeout.total_seconds())
@@ -101,8 +101,8 @@ class MpiPool:
         if self.healthy:
             assert self.mpirun.returncode == 0, f"mpirun ended with {self.mpirun.returncode}"
 
-    def _accept(self, listener: socket.socket, stack: ExitStack) -> list[Worker]:
-        found: dict[int, Worker] = {}
+    def _accept(self, listener: socket.socket, stack: ExitStack) -> list[PoolWorker]:
+        found: dict[int, PoolWorker] = {}
         deadline = time.monotonic() + _START_SEC
         while len(found) < self.num_proc:
             listener.settimeout(max(0.001, deadline - time.monotonic()))
@@ -114,7 +114,7 @@ class MpiPool:
                 raise ConnectionError("something else than a rank of this pool connected")
             send(connection, pickle.dumps(list(sys.path)))
             rank = int.from_bytes(hello[_TOKEN_BYTES:], "big")
-            found[rank] = Worker(rank, self.mpirun, Channel(connection), None)
+            found[rank] = PoolWorker(rank, self.mpirun, WorkerChannel(connection), None)
         return [found[rank] for rank in range(self.num_proc)]
 
 

@@ -7,19 +7,19 @@ from contextlib import contextmanager
 
 import torch
 
-from unidist_zero._torch.parameters.offload import HostMemory
+from unidist_zero._torch.parameters.offload import HostStateMemory
 
 
 @contextmanager
 def host_as_accelerator() -> Iterator[None]:
     """Let `offload=host` take this machine's memory for an accelerator's: every copy is made, from host to host."""
-    plain = HostMemory.is_away
+    plain = HostStateMemory.is_away
 
-    def is_away(self: HostMemory, tensor: torch.Tensor) -> bool:
+    def is_away(self: HostStateMemory, tensor: torch.Tensor) -> bool:
         return True
 
-    HostMemory.is_away = is_away  # type: ignore[method-assign]  # for a while
+    HostStateMemory.is_away = is_away  # type: ignore[method-assign]  # for a while
     try:
         yield
     finally:
-        HostMemory.is_away = plain  # type: ignore[method-assign]
+        HostStateMemory.is_away = plain  # type: ignore[method-assign]

@@ -75,6 +75,29 @@ def constant_result(size: int) -> Any:
     return {name: np.array(value) - moved for name, value in parameters().items()}
 
 
+def evaluated_after_pushes_of_the_other() -> tuple[float, bool]:
+    """Return this rank's evaluation of one batch after rank 1 has made more steps, and whether it moved parameters."""
+    with set_variables({"UNIDIST_STRATEGY": "parameter_server=async:push=delta"}):
+        ud.init()
+        try:
+            step = ud.TrainStep(loss_fn, parameters(), OPTIMIZERS["sgd"]())
+            step(*batch_of(0, 0))
+            ud.barrier()
+            for _ in range(5 if ud.rank() == 1 else 0):
+                step(*batch_of(0, 0))
+            ud.barrier()
+            before = step.params
+            loss = float(step.evaluate(*batch_of(0, 0)))
+            moved = any(
+                bool((old != new).any()) for old, new in zip(*map(jax.tree.leaves, (before, step.params)), strict=True)
+            )
+            alone = float(loss_fn(step.params, *batch_of(0, 0)))
+            np.testing.assert_allclose(loss, alone, rtol=1e-12)
+            return loss, moved
+        finally:
+            ud.shutdown()
+
+
 def save_and_resume(line: str, folder: str) -> tuple[str, Any, Any]:
     """Save in the middle; return the error of saving too early, and what training on and a resumed one give."""
     with set_variables({"UNIDIST_STRATEGY": line}):

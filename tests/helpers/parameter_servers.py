@@ -22,12 +22,12 @@ from unidist_parameter_server.client import RemoteStore, Servers, connect_store
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store import Push
 from unidist_parameter_server.store.memory import StoreShape
-from unidist_parameter_server.store.shards import FlatMemory, Slot, cut
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot, cut
 from unidist_parameter_server.wire import address_from, server_key
 
 Array = np.ndarray[Any, Any]
 COUNT = 1000
-MEMORY = FlatMemory(DType.FLOAT64, COUNT, (Slot(0, 0, 600), Slot(1, 600, 400)))
+MEMORY = FlatMemory(DType.FLOAT64, COUNT, (ParameterSlot(0, 0, 600), ParameterSlot(1, 600, 400)))
 SECRET = b"s" * 32
 LONG = timedelta(seconds=60)
 processes = multiprocessing.get_context("fork")

@@ -8,7 +8,7 @@ from unidist.cost_model.cluster import Cluster
 from unidist.cost_model.collectives import Link
 from unidist.cost_model.efficiency import Efficiency
 from unidist.cost_model.step_interface import SearchProblem
-from unidist.cost_model.work import Work
+from unidist.cost_model.work import ModelWork
 from unidist.registry import Registry
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.strategy import StrategySpec
@@ -42,7 +42,7 @@ class Plugins:
         return self.strategies if kind is StrategySpec else self._manager.registry(kind)
 
 
-def problem(work: Work, world_size: int, *, cluster: Cluster = A100) -> SearchProblem:
+def problem(work: ModelWork, world_size: int, *, cluster: Cluster = A100) -> SearchProblem:
     """Return what a search or prediction of `work` needs."""
     return SearchProblem(work, cluster, world_size, cast(PluginManager, Plugins()))
 

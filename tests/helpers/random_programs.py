@@ -52,7 +52,7 @@ def check_programs(get_pool: Callable[[int], Any], engine: str, *, sizes: tuple[
         seed=st.integers(0, 1000),
     )
     def check(size: int, program: list[Operation], seed: int) -> None:
-        connector = _rank_side.Connector(engine, secrets.token_hex(4), _CASE / 3)
+        connector = _rank_side.EngineConnector(engine, secrets.token_hex(4), _CASE / 3)
         get_pool(size).run(_rank_side.run_connected, (connector, run_program, (program, seed)), timeout=_CASE)
 
     check()
@@ -89,7 +89,7 @@ def check_losses(
         kills=st.booleans() if aborts else st.just(True),
     )
     def check(size: int, program: list[Operation], victim: int, delay_ms: int, kills: bool) -> None:
-        connector = _rank_side.Connector(engine, secrets.token_hex(4), _CASE / 3)
+        connector = _rank_side.EngineConnector(engine, secrets.token_hex(4), _CASE / 3)
         arguments = (program, victim, delay_ms, kills)
         if leaves_nothing:
             ends = get_pool(size).run(_rank_side.run_connecting, (connector, _lose, arguments), timeout=_CASE)

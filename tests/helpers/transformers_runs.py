@@ -171,7 +171,9 @@ def _train(
         found["predicted"] = trainer.predict(make_samples(kind, 11)).predictions
     if save is not None:
         trainer.save_model(save)
-    state = {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
+    from unidist_torch.models import plain_part
+
+    state = {name: plain_part(value).clone() for name, value in trainer.model.state_dict().items()}  # is pickled
     history = trainer.state.log_history
     return {
         **found,
@@ -282,5 +284,7 @@ def _accelerated(batch_size: int, line: str | None, folder: str) -> dict[str, An
             accelerator.save_state(folder)
     except UsageError as exc:
         refused = str(exc)
-    state = {name: value.detach().clone() for name, value in inner.state_dict().items()}
+    from unidist_torch.models import plain_part
+
+    state = {name: plain_part(value).clone() for name, value in inner.state_dict().items()}  # is pickled
     return {"state": state, "labels": labels, "refused": refused}

@@ -33,15 +33,15 @@ def computing_in(floatx: str) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-class PlainStep(keras.Sequential):
+class PlainStepMixin:
     """Overrides `train_step` without scaling the loss, unlike Keras."""
 
-    def train_step(self, *given: Any) -> Any:
+    def train_step(self: Any, *given: Any) -> Any:
         if keras.backend.backend() == "jax":
             return self._on_jax(*given)
         return self._on_tensorflow(*given)
 
-    def _on_tensorflow(self, data: Any) -> Any:
+    def _on_tensorflow(self: Any, data: Any) -> Any:
         import tensorflow as tf
 
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -51,7 +51,7 @@ class PlainStep(keras.Sequential):
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return {"loss": loss}
 
-    def _on_jax(self, state: Any, data: Any) -> Any:
+    def _on_jax(self: Any, state: Any, data: Any) -> Any:
         import jax
 
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
@@ -64,6 +64,10 @@ class PlainStep(keras.Sequential):
         loss, gradients = jax.value_and_grad(loss_of)(trainable)
         trainable, own = self.optimizer.stateless_apply(own, gradients, trainable)
         return {"loss": loss}, (trainable, others, own, metrics)
+
+
+class PlainStep(PlainStepMixin, keras.Sequential):
+    """A model of that kind."""
 
 
 def network(kind: Any = keras.Sequential) -> Any:

@@ -171,13 +171,13 @@ _OF_THE_CASE = (NameError, NotImplementedError, AssertionError, SyntaxError)
 
 
 def is_of_a_case(exc: BaseException) -> bool:
-    """Say whether an exception was raised by a line of a table of cases, and not by what that called."""
+    """Return whether an exception was raised by a line of a table of cases, and not by what that called."""
     innermost = traceback.extract_tb(exc.__traceback__)[-1].filename
     return os.path.basename(innermost).endswith("_cases.py")
 
 
 def tells_of_threads(hvd: Any, asked: Callable[[], Any]) -> bool:
-    """Say whether `mpi_threads_supported` answers as Horovod's: over MPI with a bool, else by a ValueError."""
+    """Return whether `mpi_threads_supported` answers as Horovod's: over MPI with a bool, else by a ValueError."""
     found = attempt(asked)
     return isinstance(found, bool) if hvd.mpi_enabled() else isinstance(found, Raised) and "ValueError" in found.kinds
 
@@ -257,7 +257,7 @@ def _where(theirs: Outcome, ours: Outcome, path: str = "") -> str:
 
 
 def same(theirs: Outcome, ours: Outcome) -> bool:
-    """Say whether two outcomes agree; an exception of ours may be of more kinds than Horovod's."""
+    """Return whether two outcomes agree; an exception of ours may be of more kinds than Horovod's."""
     if isinstance(theirs, Raised) or isinstance(ours, Raised):
         if not isinstance(theirs, Raised) or not isinstance(ours, Raised):
             return False

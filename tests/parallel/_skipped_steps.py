@@ -50,14 +50,21 @@ def _batches() -> Iterator[torch.Tensor]:
         yield x
 
 
-def uneven(strategy: str) -> tuple[str, str]:
-    """Train with two batches less on rank 1, and without `join`."""
-    with _training(strategy) as (model, optimizer):
-        try:
+def uneven(strategy: str, kind: type[Exception] | None = None) -> tuple[str, str]:
+    """Train with two batches less on rank 1, and without `join`.
+
+    Args:
+        strategy: to train with.
+        kind: of the exception with which rank 1 ends; None: without one.
+    """
+    try:
+        with _training(strategy) as (model, optimizer):
             for _ in range(STEPS - 2 * ud.rank()):
                 model(torch.ones(2, 4)).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        except UnidistError as error:
-            return type(error).__name__, str(error)
-        return "", ""
+            if kind is not None:
+                raise kind("no more")
+    except (UnidistError, ValueError, StopIteration) as error:
+        return type(error).__name__, str(error)
+    return "", ""

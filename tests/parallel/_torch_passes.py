@@ -109,7 +109,9 @@ def results(model: Any, case: Case) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         found = {"outputs": model(x).double()}
     if "tensor" not in case.strategy:
-        found |= {name: value.detach().double() for name, value in model.state_dict().items()}
+        from unidist_torch.models import plain_part
+
+        found |= {name: plain_part(value).double() for name, value in model.state_dict().items()}
     return found
 
 

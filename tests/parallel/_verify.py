@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from torch import fx
+from torch.utils.data import DataLoader, TensorDataset
 
 import unidist.torch as ud
 from unidist.errors import UnidistError
@@ -126,6 +127,15 @@ def _arguments() -> None:
     words = torch.randint(WORDS, (4, TOKENS))
     for _ in range(2):
         step(words, words)
+
+
+def _elastic_arguments() -> None:
+    model = LastTokens()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = ud.TrainStep(model, optimizer, _loss_of_tokens, "pipeline=2:microbatches=2", elastic=True)
+    words = torch.randint(WORDS, (8, TOKENS))
+    for batch, _ in ud.shard(DataLoader(TensorDataset(words, words), batch_size=4)):
+        step(batch, batch)
 
 
 def _clipping() -> None:
@@ -332,6 +342,7 @@ def _unmend_output_class() -> Iterator[None]:
 
 _UNMEND: dict[str, Callable[[], Any]] = {
     "arguments": _unmend_arguments,
+    "arguments of elastic steps": _unmend_arguments,
     "clipping": _unmend_clipping,
     "mixing": _unmend_mixing,
     "branching": _unmend_branching,
@@ -339,6 +350,7 @@ _UNMEND: dict[str, Callable[[], Any]] = {
 }
 _CASES: dict[str, Callable[[], None]] = {
     "arguments": _arguments,
+    "arguments of elastic steps": _elastic_arguments,
     "clipping": _clipping,
     "mixing": _mixing,
     "branching": _branching,

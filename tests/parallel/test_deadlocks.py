@@ -23,11 +23,10 @@ LIMIT = timedelta(seconds=120)
 ENGINES = ("shm", "gloo", "horovod")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, "sample-sockets"])  # the last one is a third party's
 @pytest.mark.parametrize("program", ["other names", "name and collective", "both receive"])
 def test_every_rank_raises_and_says_who_waits_in_what(rank_pool: RankPoolFactory, engine: str, program: str) -> None:
-    if engine == "horovod":
-        pytest.importorskip("horovod")
+    pytest.importorskip({"horovod": "horovod", "sample-sockets": "unidist_sample"}.get(engine, "torch"))
     found = rank_pool(2).run(ends, (program, engine), timeout=LIMIT)
     for kind, text, _ in found:
         assert kind == "DeadlockError", text

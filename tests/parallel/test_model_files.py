@@ -6,6 +6,7 @@ import copy
 import io
 import pickletools
 import zipfile
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -75,6 +76,48 @@ def test_a_saved_model_is_plain(rank_pool: RankPoolFactory, strategy: str) -> No
     for names, difference in rank_pool(2).run(files_of, (strategy,)):
         assert names == set()
         assert difference == 0.0
+
+
+def files_of_changed(strategy: str) -> tuple[list[set[str]], bool]:
+    """Save a model whose modules a strategy has changed, and a copy; return new names, and whether it loads whole."""
+    import unidist.torch as ud
+    from unidist.settings.environment import set_variables
+
+    def saved(value: Any) -> bytes:
+        file = io.BytesIO()
+        torch.save(value, file)
+        return file.getvalue()
+
+    def network() -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 4))
+
+    x = torch.linspace(-1, 1, 32).reshape(2, 4, 4)
+    plain = names_in(saved(network()))
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            model = network()
+            model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            model(x).square().mean().backward()
+            optimizer.step()
+            files = [saved(model), saved(copy.deepcopy(model))]
+            state = torch.load(io.BytesIO(saved(model.state_dict())), weights_only=True)
+        finally:
+            ud.shutdown()
+    expected = network()
+    expected.load_state_dict(state)
+    with torch.serialization.safe_globals([torch.nn.Sequential, torch.nn.Linear, torch.nn.GELU]):
+        loaded = [torch.load(io.BytesIO(file), weights_only=True) for file in files]
+    return [names_in(file) - plain for file in files], all(torch.equal(each(x), expected(x)) for each in loaded)
+
+
+@pytest.mark.parametrize(
+    "strategy", ["precision=bf16", "precision=fp16", "activations=recompute:blocks=0+2", "context=2"]
+)
+def test_a_saved_model_is_without_what_a_strategy_changed(rank_pool: RankPoolFactory, strategy: str) -> None:
+    for names, is_equal in rank_pool(2).run(files_of_changed, (strategy,)):
+        assert names == [set(), set()]
+        assert is_equal
 
 
 def files_of_optimizer(strategy: str) -> tuple[str, str]:
@@ -147,7 +190,7 @@ def files_of_states(strategy: str) -> Any:
             between = MixtureOfExperts(8, 4, hidden=3) if "expert" in strategy else torch.nn.GELU()
             model = torch.nn.Sequential(torch.nn.Linear(4, 8), between, torch.nn.Linear(8, 4), torch.nn.LayerNorm(4))
             step = ud.TrainStep(model, torch.optim.Adam(model.parameters()), torch.nn.functional.mse_loss)
-            step(torch.randn(4, 4), torch.randn(4, 4))
+            step(torch.ones(4, 4), torch.zeros(4, 4))  # the same on every rank
             model, optimizer = step.model, step.optimizer
             best = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
             assert not any(model.load_state_dict(best[0]))
@@ -165,3 +208,50 @@ def test_a_state_of_a_part_is_in_no_file(rank_pool: RankPoolFactory, strategy: s
         assert all("use ud.save(path, model), which writes the whole" in text for text in found[:2]), found
         assert all("use ud.save(path, model, optimizer), which" in text for text in found[2:]), found
         assert whole in ([""], []), whole
+
+
+def files_of_tensors(strategy: str) -> list[str]:
+    """Write the tensors of a divided model in ways that copy them first; return the errors."""
+    import safetensors.torch
+
+    import unidist.torch as ud
+    from unidist.errors import UsageError
+    from unidist.settings.environment import set_variables
+    from unidist_expert_parallel.torch import MixtureOfExperts
+
+    with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": "shm"}):
+        ud.init()
+        try:
+            between = MixtureOfExperts(8, 4, hidden=3) if "expert" in strategy else torch.nn.GELU()
+            model: torch.nn.Module = torch.nn.Sequential(torch.nn.Linear(8, 8), between, torch.nn.Linear(8, 8))
+            step = ud.TrainStep(model, torch.optim.Adam(model.parameters()), torch.nn.functional.mse_loss)
+            step(torch.ones(4, 8), torch.zeros(4, 8))
+            model = step.model
+            copied = {name: value.to("cpu").contiguous() for name, value in copy.deepcopy(model.state_dict()).items()}
+            writers: list[Callable[[], Any]] = [
+                lambda: safetensors.torch.save(model.state_dict()),
+                lambda: safetensors.torch.save_model(model, "never.safetensors"),
+                lambda: safetensors.torch.save(copied),
+                lambda: torch.save(copied, io.BytesIO()),
+                lambda: torch.save({"state": {**model.state_dict()}}, io.BytesIO()),
+            ]
+            texts = []
+            for write in writers:
+                try:
+                    write()
+                    texts.append("")
+                except UsageError as error:
+                    texts.append(str(error))
+            assert not any(model.load_state_dict(copied))
+            ud.allreduce(next(iter(copied.values())))  # is no file
+            return texts
+        finally:
+            ud.shutdown()
+
+
+@pytest.mark.parametrize("strategy", ["tensor=2", "expert=2", "pipeline=2"])
+def test_tensors_of_a_part_are_in_no_file_either(rank_pool: RankPoolFactory, strategy: str) -> None:
+    pytest.importorskip("safetensors")
+    for texts in rank_pool(2).run(files_of_tensors, (strategy,)):
+        assert all("use ud.save(path, model), which writes the whole" in text for text in texts), texts
+        assert all("ud.save_pretrained(model, folder)" in text for text in texts), texts

@@ -91,7 +91,7 @@ def all_functions() -> Iterator[type]:
 
 
 def refuses(function: type) -> bool:
-    """Say whether its backward raises where its result is to be differentiated."""
+    """Return whether its backward raises where its result is to be differentiated."""
     try:
         function.backward(None, None)  # type: ignore[attr-defined]  # autograd functions have it
     except UsageError:

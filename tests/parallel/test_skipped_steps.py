@@ -51,5 +51,13 @@ def test_a_rank_that_has_ended_with_fewer_batches_is_said_to_have_ended(
     (kind, text), last = rank_pool(2).run(on_rank, timeout=LIMIT)
     assert last == ("", "")
     assert kind in ("PeerLostError", "DeadlockError")
-    assert text.count("rank 1 has ended") == 1
+    assert text.count("rank 1 has ended after 4 updates") == 1
     assert "ud.join()" in text
+
+
+@pytest.mark.parametrize("kind", [ValueError, StopIteration])
+def test_a_rank_that_has_ended_with_an_exception_is_said_to(rank_pool: RankPoolFactory, kind: type[Exception]) -> None:
+    (_, text), last = rank_pool(2).run(uneven, ("data", kind), timeout=LIMIT)
+    assert last == (kind.__name__, "no more")
+    assert text.count(f"rank 1 has ended after 4 updates with {kind.__name__}: no more.") == 1
+    assert ("ud.join()" in text) == (kind is StopIteration)

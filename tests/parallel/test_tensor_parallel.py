@@ -92,7 +92,7 @@ def rank_pools(torch_pools: PartPools) -> PartPools:
 
 
 def usable(engine: str) -> bool:
-    """Say whether this machine has an engine."""
+    """Return whether this machine has an engine."""
     return PluginManager().load().engines.get(engine).load().availability().usable
 
 

@@ -37,6 +37,7 @@ from _keras_tensor import (
 
 import unidist.keras as ud
 from unidist.errors import ConfigurationError, UsageError
+from unidist.settings import set_variables
 from unidist_tensor_parallel._keras.layers.axis import SequenceAxis, TensorAxis
 from unidist_tensorflow.training.distributed_optimizer import distribute
 
@@ -96,7 +97,8 @@ def test_without_the_sums_over_tokens_the_numbers_are_others(tensorflow_pools: P
         kept = SequenceAxis.summed_gradients
         SequenceAxis.summed_gradients = lambda self, values: values
         try:
-            return error_of("one block", "sgd", "tensor=2:sequence=true")
+            with set_variables({"UNIDIST_VERIFY": "off"}):  # which would notice
+                return error_of("one block", "sgd", "tensor=2:sequence=true")
         finally:
             SequenceAxis.summed_gradients = kept
 
@@ -129,7 +131,8 @@ def test_without_the_exchange_the_numbers_are_others(tensorflow_pools: PartPools
         kept = getattr(TensorAxis, left_out)
         setattr(TensorAxis, left_out, lambda self, tensor: tensor)
         try:
-            return error_of("one block", "sgd", "tensor=2")
+            with set_variables({"UNIDIST_VERIFY": "off"}):  # which would notice
+                return error_of("one block", "sgd", "tensor=2")
         finally:
             setattr(TensorAxis, left_out, kept)
 
@@ -271,6 +274,36 @@ def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools, tmp_path: Path)
     for messages in tensorflow_pools.get(2, engine="shm").run(main):
         for message, wanted in zip(messages, expected, strict=True):
             assert wanted in message
+
+
+def test_a_layer_with_lora_weights_stays_whole_beside_others_that_are_cut(tensorflow_pools: PartPools) -> None:
+    def train(strategy: str) -> tuple[list[Any], list[tuple[int, ...]]]:
+        import keras
+
+        import unidist.keras as ud
+
+        ud.init()
+        floatx = keras.config.floatx()
+        keras.config.set_floatx("float64")
+        try:
+            keras.utils.set_random_seed(3)
+            layers = [keras.layers.Dense(units, activation="tanh") for units in (6, 8, 2)]
+            model = keras.Sequential([keras.Input((4,)), *layers])
+            layers[0].enable_lora(2)
+            model, optimizer = ud.distribute(model, keras.optimizers.SGD(0.1), strategy)
+            model.compile(optimizer, "mse")
+            generator = np.random.default_rng(0)
+            model.fit(generator.normal(size=(8, 4)), generator.normal(size=(8, 2)), 4, 2, 0, shuffle=False)
+            outputs = model.predict(np.ones((1, 4)), verbose=0)
+            return outputs.tolist(), [tuple(each.shape) for each in model.weights]
+        finally:
+            keras.config.set_floatx(floatx)
+            ud.shutdown()
+
+    [(expected, whole)] = tensorflow_pools.get(1).run(train, ("data",))
+    for found, shapes in tensorflow_pools.get(2).run(train, ("tensor=2",)):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+        assert shapes != whole
 
 
 def test_alone_nothing_is_cut() -> None:

@@ -23,6 +23,7 @@ LIMIT = timedelta(seconds=120)
     ("case", "said"),
     [
         ("arguments", "the output has the shape"),
+        ("arguments of elastic steps", "the output has the shape"),
         ("clipping", "is not the same on ranks 0, 1"),
         ("mixing", "the output["),
         ("branching", "the output of another pass["),
@@ -45,6 +46,7 @@ def test_without_the_mend_every_rank_raises(rank_pool: RankPoolFactory, case: st
     "case",
     [
         "arguments",
+        "arguments of elastic steps",
         "clipping",
         "output class",
         "counting forward",

@@ -166,7 +166,7 @@ def rank_pools(framework: str, torch_pools: PartPools, tensorflow_pools: PartPoo
 
 
 def usable(engine: str) -> bool:
-    """Say whether this machine has an engine."""
+    """Return whether this machine has an engine."""
     return PluginManager().load().engines.get(engine).load().availability().usable
 
 

@@ -140,6 +140,20 @@ _BLOCKS: dict[str, Callable[[Any, int, int, New], Any]] = {
 }
 
 
+class Chain(keras.Model):  # type: ignore[misc]
+    """Calls its layers one after the other, in Python."""
+
+    def __init__(self, chain: list[Any]) -> None:
+        super().__init__(name="model")
+        self.chain = chain
+
+    def call(self, x: Any) -> Any:
+        """Compute."""
+        for layer in self.chain:
+            x = layer(x)
+        return x
+
+
 def make(program: Program) -> Any:
     """Return the built model with the same random values everywhere, none of them zero."""
     width = program.width
@@ -154,10 +168,10 @@ def make(program: Program) -> Any:
             _count[0] += 1
             return kind(*args, name=f"b{_number}_{_count[0]}", **options)
 
-        given = keras.Input(x.shape[1:]) if program.container == "nested" else x
+        given = x if program.container == "functional" else keras.Input(x.shape[1:])
         found = _BLOCKS[block.kind](given, width, block.size, new)
         found = new(L.Add)([given, found]) if block.residual else found
-        if program.container == "nested":
+        if program.container != "functional":
             inner = keras.Model(given, found, name=f"b{number}")
             inner.trainable = not block.frozen
             found = inner(x)
@@ -166,6 +180,9 @@ def make(program: Program) -> Any:
     if program.pooled:
         x = L.GlobalAveragePooling1D(name="pool")(x)
     model = keras.Model(inputs, L.Dense(WORDS, name="last")(x), name="model")
+    if program.container == "subclassed":
+        model = Chain(model.layers[1:])
+        model(np.zeros((1, *inputs.shape[1:])))
     rng = np.random.default_rng(program.seed)
     for variable in model.trainable_variables:
         variable.assign(variable.numpy() + 0.3 * rng.standard_normal(variable.shape))
@@ -203,18 +220,16 @@ _LOSSES: dict[str, Callable[[], Any]] = {
 
 
 def _is_sensible(program: Program) -> bool:
-    # Keras' own Adam squares the gradient of each occurrence of a word (docs/zero.md), and all but a loop of the
-    # script's own take ranks as equal.
+    # All but a loop of the script's own take ranks as equal.
     # Each `fit` ends with the moving averages in place of the weights.
     averages = program.way == "fit" and ("use_ema", True) in program.options
-    linear = program.optimizer in ("sgd", "momentum") and not program.options
-    return (linear or not program.words) and not averages and not (program.way != "loop" and program.uneven)
+    return not averages and not (program.way != "loop" and program.uneven)
 
 
 VOCABULARY = Vocabulary(
     framework="keras",
     kinds=tuple(_BLOCKS),
-    containers=("functional", "nested"),
+    containers=("functional", "nested", "subclassed"),
     optimizers={name: options for name, (_, _, options) in _OPTIMIZERS.items()},
     whole=("lamb",),
     losses=tuple(_LOSSES),
@@ -252,6 +267,14 @@ def _in_float64() -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
+def _added(first: Any, second: Any) -> Any:
+    """Return the sum of two gradients: of two sparse ones the occurrences of both."""
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        values = tf.concat([first.values, second.values], 0)
+        return tf.IndexedSlices(values, tf.concat([first.indices, second.indices], 0), first.dense_shape)
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)
+
+
 def _optimizer(program: Program) -> Any:
     kind, options, _ = _OPTIMIZERS[program.optimizer]
     options = {**options, **dict(program.options)}
@@ -267,7 +290,10 @@ def alone(program: Program, *, pieces: int) -> Generator[float, None, Pieces]:
         variables = model.trainable_variables
         optimizer.build(variables)
         for update in range(program.updates * len(program.jobs)):
-            total, summed = 0.0, [0.0] * len(variables)
+            total, summed = 0.0, []
+            items = program.jobs[0].items
+            # Keras' Adam squares the gradient of each occurrence of a word; to unidist's clipping it is one row.
+            keep = not {"clip_norm", "clip_value"} & items.keys()
             for turn in range(program.passes):
                 inputs, targets = program.data(update, turn)
                 for number in reversed(range(pieces)):
@@ -276,9 +302,10 @@ def alone(program: Program, *, pieces: int) -> Generator[float, None, Pieces]:
                     with tf.GradientTape() as tape:
                         loss = loss_fn(targets[part], model(inputs[part], training=True)) * weight
                     gradients = tape.gradient(loss, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-                    summed = [a + tf.convert_to_tensor(b) for a, b in zip(summed, gradients, strict=True)]
+                    gradients = [each if keep else tf.convert_to_tensor(each) for each in gradients]
+                    summed = [_added(a, b) for a, b in zip(summed, gradients, strict=True)] if summed else gradients
                     total += float(loss)
-            for name, value in program.jobs[0].items.items():
+            for name, value in items.items():
                 limit, _, order = value.partition(":p=")
                 if name == "clip_norm":
                     flat = tf.concat([tf.reshape(each, [-1]) for each in summed], 0)

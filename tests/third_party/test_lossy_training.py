@@ -69,6 +69,16 @@ class TestLocalSGD(_Lossy):
 
 
 @pytest.mark.parallel
+class TestLocalSGDOnKeras(_Lossy):
+    framework = "tensorflow"
+    strategy = "local-sgd=4"
+    equal_every = 4
+    sizes = (2,)
+    optimizers = ("sgd",)
+    common_optimum = True
+
+
+@pytest.mark.parallel
 class TestLocalSGDOnNumpy(_Lossy):
     framework = "numpy"
     strategy = "local-sgd=5,clip_norm=100"

@@ -120,9 +120,9 @@ def clipped(strategy: str, training: Training) -> tuple[dict[str, Array], int]:
                 optimizer.step(in_float64(model.gradients(3 * features[share], labels[share])))
         finally:
             context.shutdown()
-    inner: Any = optimizer.binding and optimizer.binding._inner
-    kept = optimizer.velocities or inner._velocities
-    return dict(model.arrays), sum(velocity.size for velocity in kept.values())
+    assert optimizer.binding is not None
+    kept = optimizer.binding.inner.velocities(make=False)
+    return dict(model.arrays), sum(velocity.size for _, _, velocity in kept)
 
 
 def clipped_by_hand(training: Training) -> tuple[dict[str, Array], int]:

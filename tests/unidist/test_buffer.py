@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from unidist.buffer import Buffer, DType, copy
+from unidist.buffer import Buffer, DType, copy, device_kind
 from unidist.errors import UsageError
 
 
@@ -99,3 +99,10 @@ def test_copy_needs_equal_sizes() -> None:
     copy(target, target)
     with pytest.raises(UsageError, match="cannot copy 4 bytes into 3"):
         copy(source, Buffer.allocate(3, DType.UINT8))
+
+
+def test_parameters_are_on_devices_of_one_kind() -> None:
+    assert device_kind(["host", "host"]) is None
+    assert device_kind(["host", "cuda:0", "cuda:1"]) == "cuda"
+    with pytest.raises(UsageError, match="memory of cuda and tpu"):
+        device_kind(["cuda:0", "tpu:0", "host"])

@@ -53,7 +53,7 @@ def _in_test(sources: Sources, path: str, text: str) -> Iterator[Link]:
     """Yield the links of a string in a test, or in what tests run."""
     yield from named_modules(sources, path, text)
     yield from _code(sources, path, text)
-    if text.isidentifier():
+    if text.isidentifier() and text != "__main__":
         yield from (Link(path, target, f"names {text}") for target in sources.beside(path, text))
     for finder, name, target in sources.entry_points:
         mentions = sources.mentions[path]

@@ -3,8 +3,9 @@
     python -m tools.ci run --minutes 75 --started SECONDS
     python -m tools.ci record GROUP
 
-`run`: the quick tests, then in each environment those that the change can affect, then the rest; groups that were not
-proven for the longest time come first. Exit code 1 if a test failed; what there was no time for is named.
+`run`: the quick tests, those of JAX with its newest version too, then in each environment those that the change can
+affect, then the rest; groups that were not proven for the longest time come first. Exit code 1 if a test failed; what
+there was no time for is named.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def _run(started: float, minutes: float) -> int:
     folders = {group.name: _make_variable(group.variable) for group in groups if group.variable}
     affected = {group: group_files(group, folders, _affected(record.get(group.name), commits)) for group in groups}
     steps: list[tuple[str, str, Collection[str] | None]] = [("quick", "test", None)]
+    steps += [("quick, newest jax", "test-jax-newest", None)]
     steps += [(f"{group.name}, affected", group.target, affected[group]) for group in groups if affected[group]]
     steps += [(group.name, group.target, None) for group in groups]
     # A failure ends `make test-all` before these.

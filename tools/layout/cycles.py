@@ -7,10 +7,10 @@ in its folder depends on nothing by that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tools.layout.project import Module, Project
+from tools.layout.project import Project
 
 Graph = Mapping[str, Mapping[str, "Edge"]]
 """For each folder, the folders that it imports and where it does."""
@@ -52,10 +52,10 @@ def check_roots(project: Project) -> list[str]:
         if module.is_package or module.folder != module.package or module.is_facade:
             continue
         exceptions = allowed & {module.name, f"{module.package}.*"}
-        for line, folder in _imported_folders(project, module):
+        for line, definer in project.imported_modules(module):
             used |= exceptions
             if not exceptions:
-                found.append(f"{module.path}:{line}: a root module imports the folder {folder}")
+                found.append(f"{module.path}:{line}: a root module imports the folder {definer.folder}")
     needless = (f"pyproject.toml:1: needless exception for root modules: {name}" for name in sorted(allowed - used))
     return [*found, *needless]
 
@@ -64,9 +64,9 @@ def folder_graph(project: Project) -> Graph:
     """Return who imports whom among the folders of each package."""
     graph: dict[str, dict[str, Edge]] = {module.folder: {} for module in project.modules.values()}
     for module in project.modules.values():
-        for line, folder in _imported_folders(project, module):
-            before = graph[module.folder].get(folder, Edge(f"{module.path}:{line}", 0))
-            graph[module.folder][folder] = Edge(before.place, before.count + 1)
+        for line, definer in project.imported_modules(module):
+            before = graph[module.folder].get(definer.folder, Edge(f"{module.path}:{line}", 0))
+            graph[module.folder][definer.folder] = Edge(before.place, before.count + 1)
     return graph
 
 
@@ -97,16 +97,3 @@ def strongly_connected(graph: Mapping[str, Mapping[str, object]]) -> list[list[s
         if node not in index:
             visit(node)
     return sorted(found)
-
-
-def _imported_folders(project: Project, module: Module) -> Iterator[tuple[int, str]]:
-    """Yield line and folder of each import of another folder of the module's own package."""
-    if module.is_facade:
-        return
-    for item in module.imports:
-        if item.package != module.package or item.module not in project.modules:
-            continue
-        definer = project.modules[project.definer(item.module, item.name)]
-        is_own_content = module.is_package and f"{definer.folder}.".startswith(f"{module.name}.")
-        if definer.folder != module.folder and not is_own_content and not definer.is_facade:
-            yield item.line, definer.folder

@@ -95,6 +95,18 @@ class Project:
         """The names of the first-party top-level packages."""
         return frozenset(module.package for module in self.modules.values())
 
+    def imported_modules(self, module: Module) -> Iterator[tuple[int, Module]]:
+        """Yield each import of another folder of a module's own package: the line, and the module that defines it."""
+        if module.is_facade:
+            return
+        for item in module.imports:
+            if item.package != module.package or item.module not in self.modules:
+                continue
+            definer = self.modules[self.definer(item.module, item.name)]
+            is_own_content = module.is_package and f"{definer.folder}.".startswith(f"{module.name}.")
+            if definer.folder != module.folder and not is_own_content and not definer.is_facade:
+                yield item.line, definer
+
     def definer(self, module: str, name: str) -> str:
         """Return the module that defines what `from module import name` gives, past the `__init__` files on the way."""
         seen = set[tuple[str, str]]()

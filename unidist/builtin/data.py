@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from typing_extensions import override
 
-from unidist.buffer import HOST
+from unidist.buffer import device_kind
 from unidist.cost_model.exchange_cost import allreduced
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
@@ -77,7 +77,7 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
     def make_exchange(
         self, parameters: Sequence[ParameterInfo], context: RuntimeAPI, framework: Framework, options: ExchangeOptions
     ) -> GradientExchange:
-        on_device = any(parameter.memory != HOST for parameter in parameters)
+        device = device_kind(parameter.memory for parameter in parameters)
         if options.compressor is None and self.compression is not None:
             options = replace(
                 options, compressor=build_compressor(self.compression, context.plugins.registry(CompressorSpec))
@@ -86,7 +86,7 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
             parameters,
             framework=framework,
             host=options.communicator(context),
-            device=options.communicator(context, memory="cuda") if on_device else None,
+            device=None if device is None else options.communicator(context, memory=device),
             bucket_bytes=options.bucket_bytes or (int(self.bucket_mb * 2**20) if self.bucket_mb is not None else None),
             overlap=self.overlap,
             recorder=context.recorder,

@@ -1,7 +1,8 @@
 """Saving and loading by all ranks; checkpoints load at any world size, under any strategy, in any framework.
 
 `docs/checkpoints.md` has the format, `format/` reads and writes it. A sharded optimizer or model takes part through
-`KeepsState` and `PlacesParameters`. The facades have `save` and `load`. Imports `runtime` and the folders below.
+`KeepsState` and `PlacesParameters`. The facades have `save` and `load`. Imports `runtime`,
+`checkpoint.format` and the folders below.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ import time
 from collections.abc import Sequence
 from typing import Self
 
+from unidist.control.codec import MAX_FRAME_BYTES, Message, WireError
 from unidist.control.connection import Address, format_address, is_own_end
-from unidist.control.wire import MAX_FRAME_BYTES, Message, Wire, WireError
+from unidist.control.wire import Wire
 from unidist.errors import UnidistError
 
 _HEAD = struct.Struct("!I")
@@ -95,7 +96,7 @@ class Channel:
         """Send a message, and bytes behind it, whose number the other end knows from the message.
 
         Args:
-            message: with a "type".
+            message: to send.
             buffers: flat, of bytes.
             timeout_sec: longest time in which the other end takes nothing.
 

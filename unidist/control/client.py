@@ -9,6 +9,7 @@ from collections import deque
 from types import TracebackType
 from typing import Self
 
+from unidist.control.codec import Message
 from unidist.control.connection import (
     Address,
     Connection,
@@ -18,7 +19,6 @@ from unidist.control.connection import (
     is_own_end,
     lost,
 )
-from unidist.control.wire import Message
 
 
 def connect(address: Address, secret: bytes, *, timeout: float) -> Connection:

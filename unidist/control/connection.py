@@ -9,7 +9,8 @@ import struct
 import termios
 from collections.abc import Sequence
 
-from unidist.control.wire import Message, Wire, encode
+from unidist.control.codec import Message, encode
+from unidist.control.wire import Wire
 from unidist.errors import UnidistError
 
 Address = tuple[str, int]
@@ -86,7 +87,7 @@ class Connection:
         self.send_encoded(encode(message))
 
     def send_encoded(self, payload: bytes) -> None:
-        """Send a message that `unidist.control.wire.encode` has made. As `send`."""
+        """Send a message that `unidist.control.codec.encode` has made. As `send`."""
         self._wire.send_encoded(payload)
         self._collect()
         self.flush()

@@ -16,9 +16,10 @@ from datetime import timedelta
 
 from typing_extensions import override
 
+from unidist.control.codec import Message, unexpected
 from unidist.control.meeting import Meeting, refusal
+from unidist.control.messages import Beat, Failed, Give, GiveUp, Goodbye, HostFacts, LeaveMeeting, RankHere
 from unidist.control.service import Action, Drop, Publish, Send, Service
-from unidist.control.wire import Message
 
 BEATS_PER_LIMIT = 5
 """Number of heartbeats that each end sends within the heartbeat limit."""
@@ -33,7 +34,7 @@ class HostJoined:
     """The agent of a host has connected; `facts` describe the host."""
 
     host: int
-    facts: Message
+    facts: HostFacts
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,6 @@ class _Agent:
     beat: float
 
 
-@dataclass(frozen=True)
-class _Rank:
-    generation: int
-    epoch: int
-    rank: int
-    node_rank: int
-
-
 class Coordinator(Service):
     """Decides for one job; publishes `HostJoined`, `HostMessage` and `HostLost`.
 
@@ -89,7 +82,7 @@ class Coordinator(Service):
         self._agents: dict[int, _Agent] = {}  # by peer
         self._peer_of_host: dict[int, int] = {}
         self._gone: set[int] = set()
-        self._ranks: dict[int, _Rank] = {}
+        self._ranks: dict[int, RankHere] = {}
         self._refused: set[int] = set()
         self._meetings: dict[int, Meeting] = {}
 
@@ -127,23 +120,22 @@ class Coordinator(Service):
 
     @override
     def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        kind = message["type"]
         if peer in self._agents:
             self._agents[peer].heard = now
-            if kind == "goodbye":
+            if isinstance(message, Goodbye):
                 self._gone.add(self._remove_agent(peer))
-            elif kind != "beat":
+            elif not isinstance(message, Beat):
                 yield Publish(HostMessage(self._agents[peer].host, message))
-        elif kind == "agent":
+        elif isinstance(message, HostFacts):
             yield from self._welcome_agent(peer, message, now)
-        elif kind == "rank":
+        elif isinstance(message, RankHere):
             yield from self._welcome_rank(peer, message)
         elif peer in self._ranks:
             yield from self._serve(peer, self._ranks[peer], message)
-        elif kind == "leave" or peer in self._refused:
+        elif isinstance(message, LeaveMeeting) or peer in self._refused:
             return  # it had no place, and has been told, or has left
         else:
-            yield Drop(peer, f"sent {kind!r} before it said who it is")
+            yield Drop(peer, f"sent {message.type_name!r} before it said who it is")
 
     @override
     def lost(self, peer: int, reason: str, now: float) -> Iterator[Action]:
@@ -167,17 +159,17 @@ class Coordinator(Service):
                 yield Drop(peer, f"no heartbeat for {silent:.1f} seconds")
             elif now - agent.beat >= self._limit / BEATS_PER_LIMIT:
                 agent.beat = now
-                yield Send(peer, {"type": "beat"})
+                yield Send(peer, Beat())
 
-    def _welcome_agent(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        host = int(message["host"])
+    def _welcome_agent(self, peer: int, facts: HostFacts, now: float) -> Iterator[Action]:
+        host = facts.host
         if not 0 <= host < self._num_hosts or host in self._gone or host in self._peer_of_host:
             yield Send(peer, refusal(f"host {host} is not awaited, or has come before"))
             yield Drop(peer, f"agent of host {host}, which is not awaited")
             return
         self._agents[peer] = _Agent(host, heard=now, beat=now)
         self._peer_of_host[host] = peer
-        yield Publish(HostJoined(host, message))
+        yield Publish(HostJoined(host, facts))
 
     def _remove_agent(self, peer: int) -> int:
         """Take an agent out of the tables; returns its host."""
@@ -194,12 +186,11 @@ class Coordinator(Service):
         ]:
             yield from self._lose_rank(each, f"its host was lost: {reason}")
 
-    def _welcome_rank(self, peer: int, message: Message) -> Iterator[Action]:
-        rank = _Rank(*(int(message[name]) for name in ("generation", "epoch", "rank", "node_rank")))
+    def _welcome_rank(self, peer: int, rank: RankHere) -> Iterator[Action]:
         if rank.generation != self.generation:
             yield from self._refuse(peer, self._stale(rank))
             return
-        world_size = int(message["world_size"])
+        world_size = rank.world_size
         if world_size != self._world_size or not 0 <= rank.rank < world_size:
             text = f"rank {rank.rank} of {world_size} has no place in this job of {self._world_size} ranks"
             yield from self._refuse(peer, refusal(text))
@@ -217,25 +208,25 @@ class Coordinator(Service):
         self._refused.add(peer)
         yield Send(peer, message)
 
-    def _serve(self, peer: int, rank: _Rank, message: Message) -> Iterator[Action]:
-        kind = message["type"]
-        if kind == "leave":
+    def _serve(self, peer: int, rank: RankHere, message: Message) -> Iterator[Action]:
+        if not isinstance(message, (Give, GiveUp, LeaveMeeting)):
+            raise unexpected(message)
+        if isinstance(message, LeaveMeeting):
             del self._ranks[peer]
-        if int(message["generation"]) != self.generation or rank.generation != self.generation:
-            if kind != "leave":
+        if message.generation != self.generation or rank.generation != self.generation:
+            if not isinstance(message, LeaveMeeting):
                 yield Send(peer, self._stale(rank))
             return
         meeting = self._meetings[rank.epoch]
-        if kind == "give":
-            yield from meeting.give(rank.rank, int(message["round"]), str(message["payload"]))
-        elif kind == "give_up":
-            yield from meeting.give_up(rank.rank, int(message["round"]))
-        elif kind == "leave":
-            meeting.leave(rank.rank)
-            if meeting.is_over:
-                del self._meetings[rank.epoch]
-        else:
-            raise ValueError(f"unknown message {kind!r}")
+        match message:
+            case Give():
+                yield from meeting.give(rank.rank, message.round, message.payload)
+            case GiveUp():
+                yield from meeting.give_up(rank.rank, message.round)
+            case LeaveMeeting():
+                meeting.leave(rank.rank)
+                if meeting.is_over:
+                    del self._meetings[rank.epoch]
 
     def _lose_rank(self, peer: int, reason: str) -> Iterator[Action]:
         rank = self._ranks.pop(peer)
@@ -243,13 +234,9 @@ class Coordinator(Service):
         if rank.generation == self.generation and meeting is not None:
             yield from meeting.lose(rank.rank, reason)
 
-    def _stale(self, rank: _Rank) -> Message:
-        return {
-            "type": "failed",
-            "kind": "PeerLostError",
-            "text": (
-                f"rank {rank.rank} belongs to generation {rank.generation} of this job, which is at {self.generation}: "
-                "it was taken for lost, and the others have gone on without it"
-            ),
-            "ranks": [rank.rank],
-        }
+    def _stale(self, rank: RankHere) -> Failed:
+        text = (
+            f"rank {rank.rank} belongs to generation {rank.generation} of this job, which is at {self.generation}: it "
+            "was taken for lost, and the others have gone on without it"
+        )
+        return Failed("PeerLostError", text, (rank.rank,))

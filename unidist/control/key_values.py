@@ -5,17 +5,16 @@ which all of these find each other (`job_values`).
 
 Messages of a client, and the answers:
 
-    member   its rank, or null         -> none; a rank whose connection ends without `leave` is lost
-    set      key, value                -> done
-    claim    key, value                -> the value that the key has now: this one, or the one that it had
-    get      keys, of                  -> values; null where there is none yet, and which ranks are lost; of processes
-                                          beside the ranks, `of` are names: which of them have ended, and why
-    leave                              -> none
+    Member        -> none; a rank whose connection ends without `LeaveValues` is lost
+    SetValue      -> Values without any
+    ClaimValue    -> Values with the one that the key has now: this one, or the one that it had
+    GetValues     -> Values; None where there is none yet, and which ranks are lost, and which of the processes beside
+                     the ranks whose names are given have ended, and why
+    LeaveValues   -> none
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import threading
 import time
@@ -26,9 +25,10 @@ from typing_extensions import override
 
 from unidist.communicator import format_ranks
 from unidist.control.client import ControlClient
+from unidist.control.codec import Message, WireError, unexpected
 from unidist.control.connection import Address, ConnectionLost
+from unidist.control.messages import ClaimValue, GetValues, LeaveValues, Member, SetValue, Values
 from unidist.control.service import Action, Send, Service
-from unidist.control.wire import Message, WireError
 from unidist.errors import PeerLostError, StalledError
 from unidist.settings.placement import values_place
 
@@ -43,7 +43,7 @@ class KeyValueService(Service):
     """Keeps the values; for a `ControlServer`."""
 
     def __init__(self) -> None:
-        self._values: dict[str, str] = {}
+        self._values: dict[str, bytes] = {}
         self._ranks: dict[int, int] = {}
         self._lost: set[int] = set()
         self._ended: dict[str, str] = {}
@@ -60,24 +60,23 @@ class KeyValueService(Service):
 
     @override
     def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        kind = message["type"]
-        if kind == "member":
-            if message["rank"] is not None:
-                self._ranks[peer] = int(message["rank"])
-        elif kind == "set":
-            self._values[str(message["key"])] = str(message["value"])
-            yield Send(peer, {"type": "done"})
-        elif kind == "claim":
-            held = self._values.setdefault(str(message["key"]), str(message["value"]))
-            yield Send(peer, {"type": "values", "values": [held]})
-        elif kind == "get":
-            found = [self._values.get(str(key)) for key in message["keys"]]
-            ended = {name: self._ended[name] for name in message.get("of", ()) if name in self._ended}
-            yield Send(peer, {"type": "values", "values": found, "lost": sorted(self._lost), "ended": ended})
-        elif kind == "leave":
-            self._ranks.pop(peer, None)
-        else:
-            raise ValueError(f"unknown message {kind!r}")
+        match message:
+            case Member(rank):
+                if rank is not None:
+                    self._ranks[peer] = rank
+            case SetValue(key, value):
+                self._values[key] = value
+                yield Send(peer, Values())
+            case ClaimValue(key, value):
+                yield Send(peer, Values((self._values.setdefault(key, value),)))
+            case GetValues(keys, of):
+                found = tuple(self._values.get(key) for key in keys)
+                ended = {name: self._ended[name] for name in of if name in self._ended}
+                yield Send(peer, Values(found, tuple(sorted(self._lost)), ended))
+            case LeaveValues():
+                self._ranks.pop(peer, None)
+            case _:
+                raise unexpected(message)
 
     @override
     def lost(self, peer: int, reason: str, now: float) -> Iterator[Action]:
@@ -92,7 +91,7 @@ class KeyValueService(Service):
 
 
 class WithKeyValues(Service):
-    """Serves values beside another service, on the same port. A peer whose first message is `member` is theirs.
+    """Serves values beside another service, on the same port. A peer whose first message is `Member` is theirs.
 
     Args:
         service: of all other peers.
@@ -106,7 +105,7 @@ class WithKeyValues(Service):
 
     @override
     def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
-        if message["type"] == "member":
+        if isinstance(message, Member):
             self._members.add(peer)
         return self._of(peer).received(peer, message, now)
 
@@ -162,28 +161,28 @@ class KeyValues:
         self._client: ControlClient | None = None
         with self._translated():
             self._client = ControlClient(address, secret, timeout=self._timeout_sec)
-            self._client.send({"type": "member", "rank": rank}, timeout=self._timeout_sec)
+            self._client.send(Member(rank), timeout=self._timeout_sec)
 
     def set(self, key: str, value: bytes) -> None:
         """Set a value. Raises as the class."""
-        self._ask({"type": "set", "key": key, "value": base64.b64encode(value).decode()})
+        self._ask(SetValue(key, value))
 
     def claim(self, key: str, value: bytes) -> bytes:
         """Set a value unless the key has one, and return the one that it has then. Of several processes, one wins.
 
         Raises as the class.
         """
-        (held,) = self._ask({"type": "claim", "key": key, "value": base64.b64encode(value).decode()})["values"]
-        return base64.b64decode(held)
+        (held,) = self._ask(ClaimValue(key, value)).values
+        assert held is not None
+        return held
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of these keys, None where there is none yet. Raises as the class."""
-        found = self._ask({"type": "get", "keys": list(keys)})["values"]
-        return [None if value is None else base64.b64decode(value) for value in found]
+        return list(self._ask(GetValues(tuple(keys))).values)
 
     def present(self, keys: Sequence[str]) -> bool:
         """Return whether all of these have a value. Raises as the class."""
-        return None not in self._ask({"type": "get", "keys": list(keys)})["values"]
+        return None not in self._ask(GetValues(tuple(keys))).values
 
     def wait(self, keys: Sequence[str], timeout: timedelta, *, of: Sequence[str] = ()) -> list[bytes]:
         """Return the values of these keys, in their order, when all have one.
@@ -201,19 +200,20 @@ class KeyValues:
         deadline = time.monotonic() + timeout.total_seconds()
         pause = _FIRST_PAUSE_SEC
         while True:
-            answer = self._ask({"type": "get", "keys": list(keys), "of": list(of)})
-            if None not in answer["values"]:
-                return [base64.b64decode(value) for value in answer["values"]]
-            if answer["lost"]:
+            answer = self._ask(GetValues(tuple(keys), tuple(of)))
+            found = [value for value in answer.values if value is not None]
+            if len(found) == len(keys):
+                return found
+            if answer.lost:
                 raise PeerLostError(
-                    f"{self._name}: rank(s) {format_ranks(answer['lost'])} were lost while the ranks connected",
-                    ranks=answer["lost"],
+                    f"{self._name}: rank(s) {format_ranks(answer.lost)} were lost while the ranks connected",
+                    ranks=answer.lost,
                 )
-            if answer["ended"]:
-                ends = "; ".join(f"{name} has ended: {reason}" for name, reason in answer["ended"].items())
+            if answer.ended:
+                ends = "; ".join(f"{name} has ended: {reason}" for name, reason in answer.ended.items())
                 raise PeerLostError(f"{self._name}: {', '.join(keys)} will not come: {ends}")
             if time.monotonic() + pause > deadline:
-                missing = [key for key, value in zip(keys, answer["values"], strict=True) if value is None]
+                missing = [key for key, value in zip(keys, answer.values, strict=True) if value is None]
                 raise StalledError(f"{self._name}: {', '.join(missing)} did not come in {timeout.total_seconds():g} s")
             time.sleep(pause)
             pause = min(_LONGEST_PAUSE_SEC, 2 * pause)
@@ -224,15 +224,18 @@ class KeyValues:
             client, self._client = self._client, None
             if client is not None:
                 with contextlib.suppress(ConnectionLost, WireError, TimeoutError):
-                    client.send({"type": "leave"}, timeout=_LEAVE_SEC)
+                    client.send(LeaveValues(), timeout=_LEAVE_SEC)
                 client.close()
 
-    def _ask(self, message: Message) -> Message:
+    def _ask(self, message: Message) -> Values:
         with self._lock, self._translated():
             if self._client is None:
                 raise ConnectionLost("this end is closed")
             self._client.send(message, timeout=self._timeout_sec)
-            return self._client.receive(timeout=self._timeout_sec)
+            answer = self._client.receive(timeout=self._timeout_sec)
+            if not isinstance(answer, Values):
+                raise unexpected(answer)
+            return answer
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

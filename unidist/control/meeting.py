@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Iterator
 
 from unidist.communicator import format_ranks
+from unidist.control.codec import MAX_FRAME_BYTES
+from unidist.control.messages import Failed, Gathered
 from unidist.control.service import Action, Send
-from unidist.control.wire import MAX_FRAME_BYTES, Message
 
 MAX_PAYLOAD_BYTES = 128 << 10
 
@@ -18,7 +19,7 @@ class Meeting:
     The answer has each payload with the number of ranks in a row that gave it: what is equal everywhere, as the name of
     an engine, costs each rank the same however many there are.
 
-    The first thing that goes wrong ends the meeting for all: ranks that wait get the message "failed" at once, others
+    The first thing that goes wrong ends the meeting for all: ranks that wait get the message `Failed` at once, others
     when they give. It has the kind of the error, a text and the ranks that are to blame. A rank that only
     trains gets nothing: thousands of messages that nobody reads would delay those that are waited for.
 
@@ -32,7 +33,7 @@ class Meeting:
         self._left: set[int] = set()
         self._rounds: dict[int, dict[int, str]] = {}
         self._num_done = 0
-        self._failure: Message | None = None
+        self._failure: Failed | None = None
 
     @property
     def is_over(self) -> bool:
@@ -57,13 +58,13 @@ class Meeting:
         if len(payloads) < self.world_size:
             return
         ordered = (payloads[each] for each in range(self.world_size))
-        runs = [(payload, sum(1 for _ in equal)) for payload, equal in itertools.groupby(ordered)]
+        runs = tuple((payload, sum(1 for _ in equal)) for payload, equal in itertools.groupby(ordered))
         if sum(len(payload) for payload, _ in runs) > MAX_FRAME_BYTES // 2:
             yield from self.fail("ConfigurationError", f"{self.world_size} ranks gave more than a message holds", ())
             return
         del self._rounds[number]
         self._num_done = number + 1
-        message: Message = {"type": "gathered", "round": number, "runs": runs}
+        message = Gathered(number, runs)
         for peer in self._peers.values():
             yield Send(peer, message)
 
@@ -100,12 +101,12 @@ class Meeting:
         """End the meeting for all."""
         if self._failure is not None:
             return
-        self._failure = {"type": "failed", "kind": kind, "text": text, "ranks": list(ranks)}
+        self._failure = Failed(kind, text, tuple(ranks))
         waiting = {rank for payloads in self._rounds.values() for rank in payloads}
         for rank in sorted(waiting - self._left):
             yield Send(self._peers[rank], self._failure)
 
 
-def refusal(text: str) -> Message:
+def refusal(text: str) -> Failed:
     """Return the message that tells a process that it has no place here."""
-    return {"type": "failed", "kind": "ConfigurationError", "text": text, "ranks": []}
+    return Failed("ConfigurationError", text)

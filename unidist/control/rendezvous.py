@@ -11,9 +11,10 @@ from datetime import timedelta
 from typing_extensions import override
 
 from unidist.control.client import ControlClient
+from unidist.control.codec import Message, WireError
 from unidist.control.connection import ConnectionLost
 from unidist.control.meeting import MAX_PAYLOAD_BYTES
-from unidist.control.wire import Message, WireError
+from unidist.control.messages import Failed, Gathered, Give, GiveUp, LeaveMeeting, RankHere
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.rendezvous import Contribution, MeetingPlace, Rendezvous
 from unidist.topology import Topology
@@ -57,13 +58,7 @@ class ControlRendezvous(Rendezvous):
             ) from exc
         try:
             self._send(
-                {
-                    "type": "rank",
-                    "epoch": epoch,
-                    "rank": topology.rank,
-                    "node_rank": topology.node_rank,
-                    "world_size": topology.world_size,
-                },
+                RankHere(self._generation, epoch, topology.rank, topology.node_rank, topology.world_size),
                 time.monotonic() + timeout.total_seconds(),
             )
             self.allgather(b"", timeout=timeout)  # the first answer: all have come, or this rank has no place
@@ -80,56 +75,49 @@ class ControlRendezvous(Rendezvous):
             raise ValueError(f"a contribution is at most {MAX_PAYLOAD_BYTES} bytes")
         deadline = time.monotonic() + timeout.total_seconds()
         number, self._round = self._round, self._round + 1
-        self._send({"type": "give", "round": number, "payload": base64.b64encode(payload).decode()}, deadline)
-        answer = self._gathered(number, deadline)
+        self._send(Give(self._generation, number, base64.b64encode(payload).decode()), deadline)
         contributions: list[Contribution] = []
-        for item, count in answer["runs"]:
-            contributions += [Contribution(base64.b64decode(item))] * int(count)
+        for item, count in self._gathered(number, deadline).runs:
+            contributions += [Contribution(base64.b64decode(item))] * count
         return contributions
 
     def close(self) -> None:
         """Say goodbye and close the connection."""
         with contextlib.suppress(PeerLostError):  # there may be nobody left to tell
-            self._send({"type": "leave"}, time.monotonic() + _LEAVE_SEC)
+            self._send(LeaveMeeting(self._generation), time.monotonic() + _LEAVE_SEC)
         self._client.close()
 
-    def _gathered(self, number: int, deadline: float) -> Message:
+    def _gathered(self, number: int, deadline: float) -> Gathered:
         try:
-            return self._next("gathered", deadline)
+            return self._next(deadline)
         except TimeoutError:
             # Ask who is missing. The answer comes as an error, or is what we waited for after all.
             late = time.monotonic() + _ANSWER_SEC
-            self._send({"type": "give_up", "round": number}, late)
-            return self._receive("gathered", late)
-
-    def _send(self, message: Message, deadline: float) -> None:
+            self._send(GiveUp(self._generation, number), late)
         try:
-            self._client.send(
-                {**message, "generation": self._generation}, timeout=max(0.001, deadline - time.monotonic())
-            )
-        except (ConnectionLost, OSError) as exc:
-            raise PeerLostError(f"rank {self._rank} lost {self._where}: {exc}") from exc
-
-    def _receive(self, kind: str, deadline: float) -> Message:
-        try:
-            return self._next(kind, deadline)
+            return self._next(late)
         except TimeoutError:
             raise StalledError(f"init: rank {self._rank} got no answer of {self._where}") from None
 
-    def _next(self, kind: str, deadline: float) -> Message:
+    def _send(self, message: Message, deadline: float) -> None:
+        try:
+            self._client.send(message, timeout=max(0.001, deadline - time.monotonic()))
+        except (ConnectionLost, OSError) as exc:
+            raise PeerLostError(f"rank {self._rank} lost {self._where}: {exc}") from exc
+
+    def _next(self, deadline: float) -> Gathered:
         try:
             message = self._client.receive(timeout=max(0.0, deadline - time.monotonic()))
         except (ConnectionLost, WireError) as exc:
             raise PeerLostError(f"rank {self._rank} lost {self._where}: {exc}") from exc
-        if message["type"] == "failed":
+        if isinstance(message, Failed):
             raise _told_error(message)
-        if message["type"] != kind:
-            raise PeerLostError(f"rank {self._rank}: {self._where} answered {message['type']!r} instead of {kind!r}")
+        if not isinstance(message, Gathered):
+            raise PeerLostError(f"rank {self._rank}: {self._where} answered with {message.type_name!r}")
         return message
 
 
-def _told_error(message: Message) -> Exception:
-    kind, text = str(message["kind"]), str(message["text"])
-    if kind in _ERRORS:
-        return _ERRORS[kind](text, ranks=message["ranks"])
-    return ConfigurationError(text)
+def _told_error(message: Failed) -> Exception:
+    if message.kind in _ERRORS:
+        return _ERRORS[message.kind](message.text, ranks=message.ranks)
+    return ConfigurationError(message.text)

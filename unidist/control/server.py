@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeVar
 
+from unidist.control.codec import Message, WireError, encode
 from unidist.control.connection import Connection, ConnectionClosed, ConnectionLost, format_address
 from unidist.control.service import Action, Drop, Publish, Send, Service
 from unidist.control.standstill import Standstill
-from unidist.control.wire import Message, WireError, encode
 
 _log = logging.getLogger("unidist.control")
 
@@ -353,7 +353,10 @@ class ControlServer:
     def _drop(self, action: Drop) -> None:
         peer = self._peers.get(action.peer)
         if peer is not None:
-            self._refuse(peer.connection.peer, action.reason)
+            if peer.is_known:  # the service tells of it
+                _log.info("the control server closes the connection of %s: %s", peer.connection.peer, action.reason)
+            else:
+                self._refuse(peer.connection.peer, action.reason)
             self._forget(action.peer)
 
     def _end(self, number: int, reason: str) -> None:

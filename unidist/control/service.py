@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from unidist.control.wire import Message
+from unidist.control.codec import Message
 
 
 @dataclass(frozen=True)

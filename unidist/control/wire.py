@@ -7,7 +7,7 @@ Pure: bytes in, messages and bytes out. A client speaks first, and its first mes
     client -> server   HMAC(secret, "client", both nonces)
 
 After that each direction has its own key, derived from the secret and both nonces. A frame is its length (4
-bytes), an HMAC-SHA256 over the frame's number in this direction and its payload, and the payload: one JSON object.
+bytes), an HMAC-SHA256 over the frame's number in this direction and its payload, and the payload: a message (`codec`).
 So a frame cannot be forged, repeated, left out or moved to another connection. It can be read: nothing here is
 encrypted. Until the proof is complete an end accepts a fixed number of bytes, and nothing is ever unpickled.
 """
@@ -15,49 +15,24 @@ encrypted. Until the proof is complete an end accepts a fixed number of bytes, a
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import struct
 from enum import Enum, auto
-from typing import Any
 
-from unidist.errors import UnidistError
-
-Message = dict[str, Any]
-"""One JSON object; its "type" says which."""
+from unidist.control.codec import MAX_FRAME_BYTES, Message, WireError, decode, encode
 
 MAGIC = b"unidist\x02"
-MAX_FRAME_BYTES = 32 << 20
-"""Longest payload that is accepted; a frame that says to be longer ends the connection before it is read."""
 
 _NONCE_BYTES = 32
 _TAG_BYTES = 32
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!Q")
-_ENCODER = json.JSONEncoder(separators=(",", ":"))  # made once: a server has thousands of messages a second
-_DECODER = json.JSONDecoder()
-
-
-class WireError(UnidistError):
-    """The other end does not keep to the protocol, or does not know the secret. The connection is of no more use."""
 
 
 class _Stage(Enum):
     GREETING = auto()  # waiting for the other's nonce, a client for its proof, too
     PROOF = auto()  # the server waits for the client's proof
     OPEN = auto()
-
-
-def encode(message: Message) -> bytes:
-    """Return a message as it travels, without what authenticates it.
-
-    Raises:
-        ValueError: it is longer than MAX_FRAME_BYTES.
-    """
-    payload = _ENCODER.encode(message).encode()
-    if len(payload) > MAX_FRAME_BYTES:
-        raise ValueError(f"a control message is at most {MAX_FRAME_BYTES} bytes, not {len(payload)}")
-    return payload
 
 
 class Wire:
@@ -177,13 +152,7 @@ class Wire:
         if not hmac.compare_digest(tag, self._tag(1, payload)):
             raise WireError("a message was changed on its way, or is not from the other end")
         self._numbers[1] += 1
-        try:
-            message = _DECODER.decode(payload.decode())
-        except (ValueError, RecursionError) as exc:  # the second for "[[[[..."
-            raise WireError(f"a message is no JSON: {exc}") from exc
-        if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-            raise WireError("a message is no JSON object with a type")
-        return message
+        return decode(payload)
 
     def _take(self, count: int) -> bytes | None:
         """Return the next `count` bytes, None while there are fewer."""
@@ -202,3 +171,6 @@ class Wire:
         tag.update(_NUMBER.pack(self._numbers[direction]))
         tag.update(payload)
         return tag.digest()
+
+
+__all__ = ["MAGIC", "Wire"]

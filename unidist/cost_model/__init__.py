@@ -49,15 +49,15 @@ if TYPE_CHECKING:
         SearchProblem,
         divisors,
     )
-    from unidist.cost_model.work import CountedBlock, CountedPass, Layer, PieceWork, Work
+    from unidist.cost_model.work import CountedBlock, CountedPass, Layer, ModelWork, PieceWork
 
 __all__ = [
     "ActivationBytes", "ActivationModel", "CATEGORIES", "Category", "Cluster", "CountedBlock", "CountedPass",
     "CountsOperations", "Efficiency", "EstimatesMemory", "Exchange", "Group", "HeldActivations", "Holding", "Layer",
     "Link",
-    "MeasuredActivations", "ModelFigures", "Moment", "Operation", "Order", "ParameterFigures", "PieceWork", "Place",
-    "Precision", "PredictsStepTime", "RankMemory", "RankStep", "RemainingRanks", "SearchProblem", "SizesModels", "Work",
-    "WorkingMemory", "Workload", "allreduced", "cost", "divided_experts", "divided_sequence", "divisors",
+    "MeasuredActivations", "ModelFigures", "ModelWork", "Moment", "Operation", "Order", "ParameterFigures", "PieceWork",
+    "Place", "Precision", "PredictsStepTime", "RankMemory", "RankStep", "RemainingRanks", "SearchProblem",
+    "SizesModels", "WorkingMemory", "Workload", "allreduced", "cost", "divided_experts", "divided_sequence", "divisors",
     "expert_memory", "fastest", "sequence_memory", "served", "sharded", "unit_of",
 ]  # fmt: skip
 
@@ -77,6 +77,6 @@ __getattr__ = lazy_names(
         "sequence_cost": "divided_experts divided_sequence expert_memory sequence_memory",
         "step": "Exchange Moment Operation Order RankStep",
         "step_interface": "CountsOperations PredictsStepTime RemainingRanks SearchProblem divisors",
-        "work": "CountedBlock CountedPass Layer PieceWork Work",
+        "work": "CountedBlock CountedPass Layer ModelWork PieceWork",
     },
 )

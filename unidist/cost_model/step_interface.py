@@ -12,7 +12,7 @@ from unidist.cost_model.memory_interface import EstimatesMemory
 if TYPE_CHECKING:
     from unidist.cost_model.cluster import Cluster
     from unidist.cost_model.step import RankStep
-    from unidist.cost_model.work import CountedPass, Work
+    from unidist.cost_model.work import CountedPass, ModelWork
     from unidist.runtime_api import Plugins
     from unidist.strategy.interface import Plan
 
@@ -28,7 +28,7 @@ class SearchProblem:
         plugins: loaded; a strategy may look up what its options name (a schedule).
     """
 
-    work: Work
+    work: ModelWork
     cluster: Cluster
     world_size: int
     plugins: Plugins

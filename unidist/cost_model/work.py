@@ -49,7 +49,7 @@ class Layer:
     flops: float
 
 
-class Work(ABC):
+class ModelWork(ABC):
     """A model, and the batch of one update.
 
     Attributes:
@@ -73,7 +73,7 @@ class Work(ABC):
         """Return the same for the estimator of memory, with `samples` in one forward pass of one rank."""
 
     @abstractmethod
-    def with_batch(self, batch: int) -> Work:
+    def with_batch(self, batch: int) -> ModelWork:
         """Return the same with another batch of one update."""
 
     @abstractmethod

@@ -3,7 +3,7 @@
 `state` has Horovod's names; `step_training` makes each step of a script's own loop a transaction; `batches` assigns
 each sample of an epoch to exactly one rank.
 
-Imports `peer/`, `durable/`, `checkpoint`, `runtime` and the folders below.
+Imports `elastic.peer`, `elastic.durable`, `checkpoint`, `runtime` and the folders below.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from unidist.elastic.batches import BatchShare, Position, SampleOrder
     from unidist.elastic.divided_training import Divide, DividedTraining
     from unidist.elastic.generations import Generations, leaving_on_signals
-    from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler, UpdateHandler, update_handlers
+    from unidist.elastic.handlers import (
+        GeneratorsHandler,
+        StatefulHandler,
+        UpdateHandler,
+        divided_handlers,
+        update_handlers,
+    )
     from unidist.elastic.notifications import HostUpdateResult, WorkerNotificationManager, notification_manager
     from unidist.elastic.rebinding import Rebindable, follow_generations
     from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State, run, run_fn
@@ -34,8 +40,8 @@ __all__ = [
     "BatchShare", "Divide", "DividedTraining", "Generations", "GeneratorsHandler", "Handler", "HostUpdateResult",
     "HostsUpdatedInterrupt", "ObjectState", "Policy", "Position", "Progress", "Rebindable", "Redistributable",
     "SampleOrder", "SharedHandler", "State", "StatefulHandler", "StepTraining", "UpdateHandler",
-    "WorkerNotificationManager", "follow_generations", "leaving_on_signals", "notification_manager", "passes_of_step",
-    "run", "run_fn", "sample_place", "training_of", "update_handlers",
+    "WorkerNotificationManager", "divided_handlers", "follow_generations", "leaving_on_signals",
+    "notification_manager", "passes_of_step", "run", "run_fn", "sample_place", "training_of", "update_handlers",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -44,7 +50,7 @@ __getattr__ = lazy_names(
         "batches": "BatchShare Position SampleOrder",
         "divided_training": "Divide DividedTraining",
         "generations": "Generations leaving_on_signals",
-        "handlers": "GeneratorsHandler StatefulHandler UpdateHandler update_handlers",
+        "handlers": "GeneratorsHandler StatefulHandler UpdateHandler divided_handlers update_handlers",
         "notifications": "HostUpdateResult WorkerNotificationManager notification_manager",
         "rebinding": "Rebindable follow_generations",
         "state": "Handler HostsUpdatedInterrupt ObjectState SharedHandler State run run_fn",

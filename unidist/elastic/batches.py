@@ -6,10 +6,13 @@ does not depend on the number of ranks, so any number of ranks can divide the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-from unidist.training.sharding import shuffled
+from unidist.errors import UsageError
 
 
 @dataclass(frozen=True, order=True)
@@ -62,6 +65,41 @@ class BatchShare:
         """Return the weight of the mean loss of `num_samples` of the samples, if gradients are averaged over ranks."""
         return num_samples * self.size / self.total
 
+    def micro_batches(self, limit: int, values: Sequence[Sequence[Any]]) -> list[tuple[Callable[[Any], Any], float]]:
+        """Return a function for each micro-batch that cuts it out of an array, and the weight of its mean loss.
+
+        Of an array without the samples along its first dim it returns all; where a micro-batch is empty, its weight is
+        0, it cuts out a sample that does not count.
+
+        Args:
+            limit: samples of a micro-batch, at most.
+            values: the leaves of each value that is to be cut: inputs and targets, say.
+
+        Raises:
+            UsageError: there are several, and a value has no array with this rank's samples along its first dim.
+        """
+        pieces, count = self.pieces(limit), max(len(self.indices), 1)
+        for arrays in values if len(pieces) > 1 else ():
+            if not any(_has_rows(array, count) for array in arrays):
+                raise UsageError(
+                    f"this rank has {count} samples of this step and takes them in {len(pieces)} micro-batches of at "
+                    f"most {limit}, but no array has {count} samples along its first dim: "
+                    f"{[list(each.shape) for each in arrays if hasattr(each, 'shape')]}. Give the samples along the "
+                    "first dim, or use ud.elastic.Policy(global_batch='rescale')"
+                )
+
+        def cut(array: Any, piece: slice) -> Any:
+            return array[piece] if _has_rows(array, count) else array
+
+        return [
+            (partial(cut, piece=slice(start, stop) if stop > start else slice(0, 1)), self.weight(stop - start))
+            for start, stop in pieces
+        ]
+
+
+def _has_rows(array: Any, count: int) -> bool:
+    return tuple(getattr(array, "shape", ())[:1]) == (count,)
+
 
 @dataclass(frozen=True)
 class SampleOrder:
@@ -108,3 +146,10 @@ class SampleOrder:
                 total=stop - start,
                 indices=tuple(order[start + rank : stop : size]),
             )
+
+
+def shuffled(count: int, *, seed: int, epoch: int) -> list[int]:
+    """Return the numbers below `count` in an order that depends on seed and epoch alone."""
+    indices = list(range(count))
+    random.Random(seed + epoch).shuffle(indices)
+    return indices

@@ -17,7 +17,7 @@ from unidist.elastic.rebinding import Rebindable, follow_generations
 from unidist.errors import ConfigurationError
 from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context as runtime_of_process
-from unidist.strategy.interface import ChoosesPrecision, KeepsDivision
+from unidist.strategy.interface import KeepsDivision
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -105,7 +105,7 @@ class DividedTraining(Rebindable, ABC):
         return runtime_of_process.current().plan_for(self._strategy)
 
     def _dividing(self) -> list[KeepsDivision]:
-        return [item for item in self._plan.innermost_first if isinstance(item, KeepsDivision)]
+        return self._plan.keeps_division
 
     def _bind(self, divide: Divide | None) -> None:
         self.model = self.bind(self._plan, divide)
@@ -114,11 +114,12 @@ class DividedTraining(Rebindable, ABC):
     def _rejoined(self, context: RuntimeAPI, divisions: Sequence[Any]) -> Any:
         """Return this rank's part of the model: what `Plan.prepare` does, by the choices of other ranks."""
         plan, left, model = self._plan, list(divisions), self._whole
-        for chooser in plan.all(ChoosesPrecision):
-            model = chooser.prepare(model, plan, context)
+        keeping = {item.name: item for item in plan.keeps_division}
+        if plan.chooses_precision is not None:
+            model = plan.chooses_precision.prepare(model, plan, context)
         for item in plan.innermost_first:
-            if isinstance(item, KeepsDivision):
-                model = item.rejoin(model, context, left.pop(0))
+            if item.name in keeping:
+                model = keeping[item.name].rejoin(model, context, left.pop(0))
             else:
                 model = item.partition(model, context)
         self.model = model
@@ -134,7 +135,7 @@ def check_is_known(plan: Plan, of_launcher: Plan) -> None:
         of_launcher: of the command line.
     """
     if not of_launcher.divides_model:
-        names = [item.name for item in plan.strategies if isinstance(item, KeepsDivision)]
+        names = [item.name for item in plan.keeps_division]
         raise ConfigurationError(
             f"this job is elastic, and the script divides the model by {' and '.join(names)}. The launcher, which "
             "decides how many ranks train, has to know: give the strategy on its command line (--strategy)"

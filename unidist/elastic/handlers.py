@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from typing_extensions import override
 
-from unidist.elastic.state import Handler
+from unidist.checkpoint.job import FrameworkStates
+from unidist.checkpoint.update_state import UpdateState
+from unidist.elastic.state import Handler, SharedHandler
 from unidist.negotiation import objects
 from unidist.optim.interface import OutlivesGenerations
 from unidist.optim.update import Update
@@ -69,9 +71,10 @@ class GeneratorsHandler(Handler):
 
 
 class UpdateHandler(Handler):
-    """The observers of an optimizer's updates between whose exchanges the ranks differ, and the number of updates.
+    """The framework-free part of a bound optimizer: number of updates, scale of the loss, state of strategies.
 
-    Put it before the handlers of model and optimizer: at a synchronization it changes what rank 0 gives to the others.
+    Also of observers of its updates between whose exchanges the ranks differ. Put it before the handlers of model and
+    optimizer: at a synchronization it changes what rank 0 gives to the others.
 
     Args:
         value: the update of a bound optimizer.
@@ -81,12 +84,13 @@ class UpdateHandler(Handler):
 
     def __init__(self, value: Update) -> None:
         self._kept: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
         super().__init__(value)
 
     @property
     @override
     def differs(self) -> bool:  # type: ignore[override]  # which is a constant for most
-        return True
+        return bool(self._followers())
 
     def _followers(self) -> list[Any]:
         return [each for each in self.value.strategies if isinstance(each, OutlivesGenerations)]
@@ -97,14 +101,15 @@ class UpdateHandler(Handler):
 
     @override
     def save(self) -> None:
-        self._kept = {each.name: (self.value.step, each.kept()) for each in self._followers()}
+        self._values = self.given()
+        self._kept = {each.name: each.kept() for each in self._followers()}
 
     @override
     def restore(self) -> None:
+        self.take(self._values)
         for each in self._followers():
             if each.name in self._kept:
-                self.value.step, kept = self._kept[each.name]
-                each.restore(kept)
+                each.restore(self._kept[each.name])
 
     @override
     def make_equal(self) -> None:
@@ -112,19 +117,42 @@ class UpdateHandler(Handler):
             each.make_equal()
 
     @override
+    def given(self) -> Any:
+        return copy.deepcopy(UpdateState(self.value).values())
+
+    @override
+    def take(self, given: Any) -> None:
+        UpdateState(self.value).load_values(copy.deepcopy(given))
+
+    @override
     def sync(self) -> None:
+        runtime = context.current()
         for each in self._followers():
-            each.synchronize_generation(context.current())
+            each.synchronize_generation(runtime)
+        self.take(objects.broadcast_object(runtime.negotiator, self.given(), root=0, name="elastic.update"))
 
 
 def update_handlers(updates: Mapping[str, Update | None]) -> dict[str, Handler]:
-    """Return handlers of those updates that need one.
+    """Return handlers of the updates of bound optimizers.
 
     Args:
         updates: of optimizers, by the attribute of the state that each optimizer is; None: it is not bound.
     """
+    return {f"updates of {name}": UpdateHandler(update) for name, update in updates.items() if update is not None}
+
+
+def divided_handlers(
+    kept: FrameworkStates, model: Any, optimizer: Any, *, is_sharded: Callable[[Any], bool]
+) -> dict[str, Handler]:
+    """Return handlers of a model that is divided over the ranks, and of its optimizer with its update.
+
+    Args:
+        kept: the checkpoint states of the framework's objects.
+        model: this rank's part; ranks of other replicas have the same.
+        optimizer: over its parameters, bound or not.
+        is_sharded: tells of the optimizer whether its state is sharded over the replicas, too.
+    """
     return {
-        f"updates of {name}": UpdateHandler(update)
-        for name, update in updates.items()
-        if update is not None and any(isinstance(each, OutlivesGenerations) for each in update.strategies)
+        "model": SharedHandler.of_model(kept, model, is_sharded=False),
+        "optimizer": SharedHandler.of_optimizer(kept, optimizer, model, is_sharded=is_sharded),
     }

@@ -15,12 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.reader import Convert
+from unidist.checkpoint.job import CheckpointObjects, FrameworkStates
 from unidist.checkpoint.plain_state import PlainState
 from unidist.elastic.durable.checkpoints import Durable
 from unidist.elastic.durable.commit_agreement import agree_at_commit
@@ -324,6 +325,51 @@ class SharedHandler(Handler):
         self._states = states
         self.convert = convert
         super().__init__(value)
+
+    @classmethod
+    def of_model(cls, kept: FrameworkStates, model: Any, *, is_sharded: bool) -> Self:
+        """Return the handler of a model of which the ranks have parts.
+
+        Args:
+            kept: the checkpoint states of the framework's objects.
+            model: this rank's.
+            is_sharded: see the class.
+        """
+        return cls(
+            model,
+            lambda value: CheckpointObjects(value, None).sections(kept),
+            kept.framework.convert,
+            is_sharded=is_sharded,
+        )
+
+    @classmethod
+    def of_optimizer(
+        cls,
+        kept: FrameworkStates,
+        optimizer: Any,
+        model: Any = None,
+        *,
+        is_sharded: bool | Callable[[Any], bool] = True,
+        has_model: Callable[[], bool] | None = None,
+    ) -> Self:
+        """Return the handler of an optimizer whose state is divided over the ranks. It has the optimizer's update, too.
+
+        Args:
+            kept: the checkpoint states of the framework's objects.
+            optimizer: bound; or not yet, on a rank that is still alone.
+            model: of its parameters; None: their order names them.
+            is_sharded: see the class.
+            has_model: whether it handles the model as well, asked each time; None: it does not.
+        """
+
+        def states(value: Any) -> dict[str, KeepsState]:
+            kept.prepare_to_load(value)
+            sections = CheckpointObjects(model, value).sections(kept)
+            if has_model is None or not has_model():
+                sections.pop("model", None)
+            return sections
+
+        return cls(optimizer, states, kept.framework.convert, is_sharded=is_sharded)
 
     @property
     def is_sharded(self) -> bool:

@@ -21,7 +21,6 @@ from unidist.errors import ConfigurationError, PeerLostError, UsageError
 from unidist.mesh import DATA_AXIS, SAMPLE_AXES
 from unidist.optim.interface import OutlivesGenerations
 from unidist.runtime import context
-from unidist.strategy.interface import KeepsDivision, UpdateGate
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
@@ -309,7 +308,7 @@ def passes_of_step(plan: Plan, *, keeps_division: bool = False) -> int:
     """
     if plan.divides_model:
         _check_division(plan, keeps_division=keeps_division)
-    gate = plan.find(UpdateGate)
+    gate = plan.gate
     if gate is None:
         return 1
     if not gate.averages_passes:
@@ -322,7 +321,8 @@ def passes_of_step(plan: Plan, *, keeps_division: bool = False) -> int:
 
 def _check_division(plan: Plan, *, keeps_division: bool) -> None:
     dividing = [item.name for item in plan.strategies if item.axis not in (None, DATA_AXIS) and item.axis_size != 1]
-    unable = [item.name for item in plan.strategies if item.name in dividing and not isinstance(item, KeepsDivision)]
+    keeping = {item.name for item in plan.keeps_division}
+    unable = [item.name for item in plan.strategies if item.name in dividing and item.name not in keeping]
     if unable or not keeps_division:
         names, how = unable or dividing, "the strategy" if unable else "this framework's step"
         what = {part for item in plan.strategies if item.name in names for part in item.axis_divides}

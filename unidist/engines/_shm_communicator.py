@@ -32,6 +32,7 @@ from unidist.engines._shm_pages import SharedPages, obstacle
 from unidist.engines._shm_work import (
     DTYPE_CODES,
     OP_CODES,
+    SLICE_NS,
     CollectiveWork,
     Opcode,
     Status,
@@ -99,7 +100,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         """Reduce the sources of all ranks; 16-bit floats are added up in float32, in rank order."""
         _check_operands(source, target, source.count, "allreduce")
-        check_order(source.dtype, op)
+        if op in _ORDERING:
+            check_order(source.dtype, op)
         return self._post(Opcode.ALLREDUCE, source, target, op=op, scale=scale)
 
     @override
@@ -131,7 +133,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
                 f"reducescatter: counts add up to {sum(pieces)}, but the source has {source.count} elements"
             )
         _check_operands(source, target, pieces[self.rank], "reducescatter")
-        check_order(source.dtype, op)
+        if op in _ORDERING:
+            check_order(source.dtype, op)
         return self._post(Opcode.REDUCESCATTER, source, target, op=op, scale=scale, counts=pieces)
 
     @override
@@ -308,7 +311,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
             raise UsageError(f"this communicator is closed ({self.description})")
 
     def _check_usable(self) -> None:
-        self.check_open()
+        if self._closed:
+            self.check_open()
         aborted = self.group.aborted()
         if aborted is not None:
             raise self._abort_error(*aborted)
@@ -338,7 +342,9 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
             counts,
             counts2,
         )
-        number = patiently(lambda limit: self.group.post(*arguments, limit), self.timeout_ns)
+        number: int = self.group.post(*arguments, min(self.timeout_ns, SLICE_NS))
+        if number < 0:
+            number = patiently(number, lambda limit: self.group.post(*arguments, limit), self.timeout_ns)
         if number < 0:
             self.raise_outcome(number, opcode.name.lower(), self.timeout)
         self._pending[number] = (source, target)
@@ -346,7 +352,8 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
 
     def drive(self, number: int, timeout_ns: int) -> int:
         """Move all collectives up to `number` on; returns the outcome of the C side."""
-        self.check_open()
+        if self._closed:
+            self.check_open()
         outcome = self.group.drive(number, timeout_ns)
         for failed, text in self.group.failures():
             self.errors[failed] = MismatchError(
@@ -397,6 +404,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
 
 
 _NOTHING = Buffer(0, 0, DType.UINT8)
+_ORDERING = frozenset((ReduceOp.MIN, ReduceOp.MAX))
 _JOINING = struct.Struct("QQ")  # offset of a rank's slot in a new group, and a digest of the ranks that it passed
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from unidist.engines._shm_communicator import ShmCommunicator
 
 DTYPE_CODES = {DType(name): code for code, name in enumerate(_shm.DTYPES)}
-_SLICE_NS = 200_000_000
+SLICE_NS = 200_000_000
+"""Longest time outside of the interpreter."""
 
 OP_CODES = {ReduceOp(name): code for code, name in enumerate(_shm.REDUCE_OPS)}
 
@@ -50,22 +51,20 @@ def unpack(outcome: int) -> tuple[Status, int]:
     return Status(-outcome % 8), -outcome // 8 - 1
 
 
-def patiently(attempt: Callable[[int], int], limit_ns: int) -> int:
+def patiently(outcome: int, attempt: Callable[[int], int], limit_ns: int) -> int:
     """Return the outcome of a wait that goes back to the interpreter now and then: signals are handled there.
 
     Args:
+        outcome: of a first attempt, which has waited for `SLICE_NS` or the limit.
         attempt: waits for so many nanoseconds at most; may be called again after a timeout.
         limit_ns: longest wait altogether.
     """
-    outcome = attempt(min(limit_ns, _SLICE_NS))  # of small operations, looking at the clock would be a good part
-    if outcome >= 0 or limit_ns <= _SLICE_NS or unpack(outcome)[0] is not Status.TIMEOUT:
-        return outcome
-    end = time.monotonic_ns() + limit_ns - _SLICE_NS
-    while True:
+    end = time.monotonic_ns() + limit_ns - SLICE_NS
+    left = limit_ns
+    while outcome < 0 and left > SLICE_NS and unpack(outcome)[0] is Status.TIMEOUT:
         left = end - time.monotonic_ns()
-        outcome = attempt(max(1, min(left, _SLICE_NS)))
-        if outcome >= 0 or left <= _SLICE_NS or unpack(outcome)[0] is not Status.TIMEOUT:
-            return outcome
+        outcome = attempt(max(1, min(left, SLICE_NS)))
+    return outcome
 
 
 def nanoseconds(duration: timedelta) -> int:
@@ -84,12 +83,15 @@ class CollectiveWork(Work):
         if not self._finished:
             communicator = self._communicator
             limit = communicator.timeout_ns if timeout is None else nanoseconds(timeout)
-            outcome = patiently(lambda timeout_ns: communicator.drive(self._number, timeout_ns), limit)
+            outcome = communicator.drive(self._number, min(limit, SLICE_NS))
+            if outcome:
+                outcome = patiently(outcome, lambda limit_ns: communicator.drive(self._number, limit_ns), limit)
             if outcome:
                 waited = communicator.timeout if timeout is None else timeout
                 communicator.raise_outcome(outcome, self._opcode.name.lower(), waited)
             self._finished = True
-        self._check()
+        if self._communicator.errors and (error := self._communicator.errors.pop(self._number, None)) is not None:
+            raise error
 
     def done(self) -> bool:
         if not self._finished:
@@ -107,8 +109,3 @@ class CollectiveWork(Work):
                 return False
             self._finished = outcome == 0  # else wait() raises what is the matter
         return True
-
-    def _check(self) -> None:
-        error = self._communicator.errors.pop(self._number, None)
-        if error is not None:
-            raise error

@@ -40,16 +40,13 @@ class _Bucket:
     memory: Buffer
     places: dict[int, Buffer]  # of each parameter, in `memory`
     waiting: int  # gradients that are not ready yet
+    communicator: Communicator
     other: tuple[Buffer, dict[int, Buffer]] | None = None  # memory and places that `switch_memory` returns to
     compression: BucketCompressor | None = None
     work: Work | None = None
     posted_ns: int = 0
     missing: set[int] = field(default_factory=set)
-
-    @property
-    def num_operations(self) -> int:
-        """Collectives that its exchange posts."""
-        return 1 if self.compression is None else self.compression.num_operations
+    num_operations: int = 1  # collectives that its exchange posts
 
 
 class AllReduceExchange(GradientExchange):
@@ -185,7 +182,11 @@ class AllReduceExchange(GradientExchange):
 
     def _make_bucket(self, layout: BucketLayout) -> _Bucket:
         memory, places = self._allocate(layout)
-        return _Bucket(layout, memory, places, len(layout.slots), compression=self._compression(layout, memory))
+        bucket = _Bucket(layout, memory, places, len(layout.slots), self._communicator(layout))
+        bucket.compression = self._compression(bucket)
+        if bucket.compression is not None:
+            bucket.num_operations = bucket.compression.num_operations
+        return bucket
 
     def _allocate(self, layout: BucketLayout) -> tuple[Buffer, dict[int, Buffer]]:
         """Return memory for a bucket, and the place of each parameter in it."""
@@ -196,12 +197,12 @@ class AllReduceExchange(GradientExchange):
             memory = self._framework.allocate(layout.count, layout.dtype, layout.memory)
         return memory, {slot.parameter: memory.slice(slot.offset, slot.count) for slot in layout.slots}
 
-    def _compression(self, layout: BucketLayout, memory: Buffer) -> BucketCompressor | None:
-        communicator = self._communicator(layout)
-        if self._options.compressor is None or communicator.size == 1:
+    def _compression(self, bucket: _Bucket) -> BucketCompressor | None:
+        if self._options.compressor is None or bucket.communicator.size == 1:
             return None
-        parameters = tuple(self.parameters[slot.parameter] for slot in layout.slots)
-        return self._options.compressor.attach(Bucket(layout, parameters, memory, communicator, self._framework))
+        parameters = tuple(self.parameters[slot.parameter] for slot in bucket.layout.slots)
+        described = Bucket(bucket.layout, parameters, bucket.memory, bucket.communicator, self._framework)
+        return self._options.compressor.attach(described)
 
     def _communicator(self, layout: BucketLayout) -> Communicator:
         if layout.memory == HOST:
@@ -218,8 +219,8 @@ class AllReduceExchange(GradientExchange):
             self._post(bucket, self.scale)
 
     def _has_room(self, bucket: _Bucket) -> bool:
-        """Say whether the engine takes a bucket; if it is full, wait for the oldest one under way, but not for ever."""
-        limit = self._communicator(bucket.layout).capabilities.num_pending
+        """Return whether the engine takes a bucket; if it is full, wait for the oldest under way, but not for ever."""
+        limit = bucket.communicator.capabilities.num_pending
         if limit is None:
             return True
         while self._num_pending + bucket.num_operations > limit:
@@ -248,8 +249,7 @@ class AllReduceExchange(GradientExchange):
         if bucket.compression is not None:
             bucket.work = bucket.compression.allreduce(scale * factor)
         else:
-            communicator = self._communicator(bucket.layout)
-            bucket.work = communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
+            bucket.work = bucket.communicator.allreduce(bucket.memory, bucket.memory, scale=scale * factor)
         self._posted += 1
         self._num_pending += bucket.num_operations
         bucket.posted_ns = time.monotonic_ns() if self._recorder.timeline is not None else 0

@@ -86,7 +86,7 @@ def plan_buckets(
     if bucket_bytes < 1:
         raise UsageError(f"bucket_bytes={bucket_bytes}: a bucket holds at least 1 byte")
     packed = _Packing()
-    grouped: dict[tuple[int, _Kind], _Packing] = {}
+    grouped: dict[tuple[int, _BucketKind], _Packing] = {}
     for index in reversed(range(len(parameters))):
         parameter = parameters[index]
         if parameter.group is None:
@@ -102,10 +102,10 @@ def plan_buckets(
     return tuple(buckets)
 
 
-_Kind = tuple[DType, str, int]
+_BucketKind = tuple[DType, str, int]
 
 
-def _kind(parameter: ParameterInfo) -> _Kind:
+def _kind(parameter: ParameterInfo) -> _BucketKind:
     """Return what parameters of one bucket have in common."""
     return parameter.dtype, parameter.memory, parameter.copies
 
@@ -115,8 +115,8 @@ class _Packing:
 
     def __init__(self) -> None:
         self.closed: list[BucketLayout] = []
-        self._slots: dict[_Kind, list[Slot]] = {}
-        self._filled: dict[_Kind, int] = {}
+        self._slots: dict[_BucketKind, list[Slot]] = {}
+        self._filled: dict[_BucketKind, int] = {}
 
     def add(self, index: int, parameter: ParameterInfo, limit: int | None) -> None:
         """Give parameter `index` the next place; a bucket that would grow beyond `limit` bytes is closed before."""
@@ -135,7 +135,7 @@ class _Packing:
             self._close(kind)
         return self.closed
 
-    def _close(self, kind: _Kind) -> None:
+    def _close(self, kind: _BucketKind) -> None:
         dtype, memory, copies = kind
         slots = tuple(self._slots.pop(kind))
         self.closed.append(BucketLayout(dtype, memory, slots, self._filled.pop(kind), copies))

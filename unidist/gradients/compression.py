@@ -15,7 +15,7 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator, Work
 from unidist.errors import ConfigurationError
 from unidist.gradients.buckets import BucketLayout, ParameterInfo
-from unidist.options import Request, check_numbers, construct
+from unidist.options import LineItem, check_numbers, construct
 from unidist.registry import load_object
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def build_compressor(text: str, registry: Registry[CompressorSpec]) -> GradientC
                 f"option {option!r} in compression={text!r} cannot be read. Syntax: NAME/OPTION=VALUE/OPTION=VALUE"
             )
         options[key.replace("-", "_")] = value
-    request = Request(name, None, options)
+    request = LineItem(name, None, options)
     compressor = construct(request, registry.get(name).load(), kind="compression", has_value=False)
     compressor.validate()
     check_numbers(compressor, has_value=False)

@@ -12,11 +12,15 @@ from unidist.gradients.interface import NO_NOTICE, GradientExchange, ReducedGrad
 
 
 class ExchangeSeries:
-    """Exchanges, in the order in which they were added."""
+    """Exchanges, in the order in which they were added.
+
+    Attributes:
+        places: by parameter, its exchange, and its number in it.
+    """
 
     def __init__(self) -> None:
         self._exchanges: list[GradientExchange] = []
-        self._places: list[tuple[GradientExchange, int]] = []
+        self.places: list[tuple[GradientExchange, int]] = []
 
     @property
     def exchanges(self) -> Sequence[GradientExchange]:
@@ -26,7 +30,7 @@ class ExchangeSeries:
     @property
     def parameters(self) -> list[ParameterInfo]:
         """The parameters of all exchanges."""
-        return [exchange.parameters[index] for exchange, index in self._places]
+        return [exchange.parameters[index] for exchange, index in self.places]
 
     @property
     def reduces_each_pass(self) -> bool:
@@ -36,15 +40,11 @@ class ExchangeSeries:
     def add(self, exchange: GradientExchange) -> None:
         """Append an exchange; its parameters are numbered after the earlier ones."""
         self._exchanges.append(exchange)
-        self._places += [(exchange, index) for index in range(len(exchange.parameters))]
-
-    def place(self, index: int) -> tuple[GradientExchange, int]:
-        """Return the exchange of parameter `index`, and the parameter's number in it."""
-        return self._places[index]
+        self.places += [(exchange, index) for index in range(len(exchange.parameters))]
 
     def replace(self, make: Callable[[Sequence[ParameterInfo]], GradientExchange]) -> None:
         """Replace every exchange with a new one for the same parameters, then close it. Collective, as `make` is."""
-        old, self._exchanges, self._places = self._exchanges, [], []
+        old, self._exchanges, self.places = self._exchanges, [], []
         for exchange in old:
             self.add(make(exchange.parameters))
             exchange.close()

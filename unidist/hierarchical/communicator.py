@@ -21,7 +21,7 @@ from unidist.communicator import Communicator, ReduceOp, Work, equal_counts, for
 from unidist.communicator_capabilities import SharedMemory, SharesMemory
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.hierarchical.layout import Layout
-from unidist.hierarchical.pipeline import Pipeline, Stage, WorkOfParts
+from unidist.hierarchical.pipeline import OperationPipeline, OperationStage, WorkOfParts
 from unidist.hierarchical.scratch import Scratch
 
 _INSIDE, _BETWEEN, _BACK = 0, 1, 2
@@ -77,7 +77,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         self._aborted = ""
         self._closed = False
         self._scratch = Scratch(inner.allocate if inner.capabilities.engine_memory else _ordinary)
-        self._pipeline = Pipeline(self.timeout, translate=self._translate, stalled=self._stalled)
+        self._pipeline = OperationPipeline(self.timeout, translate=self._translate, stalled=self._stalled)
         if self._flat is None:
             self._inside, self._back = _copy_of(inner), _copy_of(inner)
             row = layout.row(self._index) if self._index < layout.num_rows else ()
@@ -110,12 +110,12 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         return self._pipeline.post(
             f"allreduce of {source.dtype}[{source.count}]",
             [
-                Stage(_INSIDE, lambda: self._inside.reducescatter(source, own, op=op, counts=counts)),
-                Stage(
+                OperationStage(_INSIDE, lambda: self._inside.reducescatter(source, own, op=op, counts=counts)),
+                OperationStage(
                     _BETWEEN,
                     lambda: between.allreduce(own, own, op=op, scale=scale) if between and own.count else None,
                 ),
-                Stage(_BACK, lambda: self._back.allgather(own, target, counts=counts)),
+                OperationStage(_BACK, lambda: self._back.allgather(own, target, counts=counts)),
             ],
         )
 
@@ -136,12 +136,12 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         return self._pipeline.post(
             f"allgather of {source.dtype}{counts}",
             [
-                Stage(_BETWEEN, lambda: between.allgather(source, gathered, counts=of_row)),
+                OperationStage(_BETWEEN, lambda: between.allgather(source, gathered, counts=of_row)),
                 *(
-                    Stage(_BACK, partial(self._back.allgather, piece, block, counts=of_host))
+                    OperationStage(_BACK, partial(self._back.allgather, piece, block, counts=of_host))
                     for piece, block, of_host in self._blocks(counts, gathered, target)
                 ),
-                Stage(_BACK, lambda: self._scratch.give_back(lent)),
+                OperationStage(_BACK, lambda: self._scratch.give_back(lent)),
             ],
         )
 
@@ -157,8 +157,8 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         return self._pipeline.post(
             f"broadcast of {buffer.dtype}[{buffer.count}] from rank {root}",
             [
-                Stage(_BETWEEN, lambda: between.broadcast(buffer, root=host) if between else None),
-                Stage(_BACK, lambda: self._back.broadcast(buffer, root=index)),
+                OperationStage(_BETWEEN, lambda: between.broadcast(buffer, root=host) if between else None),
+                OperationStage(_BACK, lambda: self._back.broadcast(buffer, root=index)),
             ],
         )
 
@@ -190,11 +190,13 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             f"reducescatter of {source.dtype}{counts}",
             [
                 *(
-                    Stage(_INSIDE, partial(self._inside.reducescatter, block, piece, op=op, counts=of_host))
+                    OperationStage(_INSIDE, partial(self._inside.reducescatter, block, piece, op=op, counts=of_host))
                     for piece, block, of_host in self._blocks(counts, sums, source)
                 ),
-                Stage(_BETWEEN, lambda: between.reducescatter(sums, target, op=op, scale=scale, counts=of_row)),
-                Stage(_BETWEEN, lambda: self._scratch.give_back(lent)),
+                OperationStage(
+                    _BETWEEN, lambda: between.reducescatter(sums, target, op=op, scale=scale, counts=of_row)
+                ),
+                OperationStage(_BETWEEN, lambda: self._scratch.give_back(lent)),
             ],
         )
 
@@ -245,9 +247,9 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         return self._pipeline.post(
             "barrier",
             [
-                Stage(_INSIDE, self._inside.barrier),
-                Stage(_BETWEEN, lambda: between.barrier() if between else None),
-                Stage(_BACK, self._back.barrier),
+                OperationStage(_INSIDE, self._inside.barrier),
+                OperationStage(_BETWEEN, lambda: between.barrier() if between else None),
+                OperationStage(_BACK, self._back.barrier),
             ],
         )
 

@@ -32,7 +32,7 @@ _THREAD_PAUSE_SEC = 0.002
 _LAST_JOIN_SEC = 1.0
 
 
-class Stage(NamedTuple):
+class OperationStage(NamedTuple):
     """A part of an operation: `start` posts it on the communicator of `lane`, or does it at once and returns None."""
 
     lane: int
@@ -40,9 +40,9 @@ class Stage(NamedTuple):
 
 
 class StagedWork(Work):
-    """An operation in stages. Made by `Pipeline.post`."""
+    """An operation in stages. Made by `OperationPipeline.post`."""
 
-    def __init__(self, pipeline: Pipeline, what: str, stages: Iterable[Stage]) -> None:
+    def __init__(self, pipeline: OperationPipeline, what: str, stages: Iterable[OperationStage]) -> None:
         self._pipeline = pipeline
         self.what = what
         self.stages = deque(stages)
@@ -73,7 +73,7 @@ class StagedWork(Work):
 
 
 class DirectWork(Work):
-    """An operation of another communicator as it is, driven with the staged ones. Made by `Pipeline.adopt`."""
+    """An operation of another communicator as it is, driven with the staged ones. Made by `OperationPipeline.adopt`."""
 
     def __init__(self, inner: Work) -> None:
         self._inner = inner
@@ -118,7 +118,7 @@ class WorkOfParts(Work):
         return all(part.done() for part in self._parts)
 
 
-class Pipeline:
+class OperationPipeline:
     """The staged operations of one communicator, oldest first. Thread-safe.
 
     Args:
@@ -177,7 +177,7 @@ class Pipeline:
         _driver.wake()
         return work
 
-    def post(self, what: str, stages: Iterable[Stage]) -> StagedWork:
+    def post(self, what: str, stages: Iterable[OperationStage]) -> StagedWork:
         """Begin an operation; `what` names it in messages."""
         work = StagedWork(self, what, stages)
         with self._lock:
@@ -264,11 +264,11 @@ class _Driver:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+        self._pipelines: weakref.WeakSet[OperationPipeline] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._is_busy = threading.Event()
 
-    def open(self, pipeline: Pipeline) -> None:
+    def open(self, pipeline: OperationPipeline) -> None:
         """Drive this pipeline from now on."""
         with self._lock:
             self._pipelines.add(pipeline)
@@ -280,7 +280,7 @@ class _Driver:
         """A pipeline has something to do."""
         self._is_busy.set()
 
-    def close(self, pipeline: Pipeline) -> None:
+    def close(self, pipeline: OperationPipeline) -> None:
         """Drive this pipeline no more; the thread ends with the last one."""
         with self._lock:
             self._pipelines.discard(pipeline)

@@ -1,6 +1,7 @@
 """The part of Horovod's API that is the same for every framework: lifecycle, arguments, reductions, process sets.
 
-The adapters' modules of the same names build on it. Imports `runtime`, `gradients`, `negotiation` and the root.
+The adapters' modules of the same names build on it. Imports `runtime`, `gradients`, `negotiation`, `settings` and the
+root.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from enum import IntEnum
 from typing import NamedTuple
@@ -78,8 +79,9 @@ def check_adasum(op: Op, process_set: ProcessSet) -> None:
         raise NotImplementedError(f"Adasum runs over all ranks, not over {process_set!r}")
 
 
+@functools.lru_cache(maxsize=256, typed=True)
 def allreduction(op: Op, *, prescale: float, postscale: float, size: int, process_set: ProcessSet) -> Reduction:
-    """Return how an all-reduce over `size` ranks is asked for.
+    """Return how an all-reduce over `size` ranks is asked for; programs ask for the same again and again.
 
     Raises:
         NotImplementedError: Adasum over a process set or a number of ranks that is no power of 2, as in Horovod.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import SupportsIndex
 
 from unidist.errors import OperationError
-from unidist.negotiation import NamedHandle, NamedOperations, Request
+from unidist.negotiation import NamedOperations
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
 
@@ -17,12 +17,14 @@ class Scope:
     """The ranks that an operation runs over, as this process sees them. Made by `scope_of`.
 
     Attributes:
+        submit: starts an operation, see `NamedOperations.submit`.
         size: number of ranks.
         rank: of this process among them.
     """
 
     def __init__(self, operations: NamedOperations, ranks: Sequence[int]) -> None:
         self._operations = operations
+        self.submit = operations.submit
         self._ranks = ranks
         self._counters: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
         self.size, self.rank = operations.size, operations.rank
@@ -36,10 +38,6 @@ class Scope:
         if name is not None and not isinstance(name, str):
             raise OperationError(f"name={name!r} of an operation: give a string, or leave it out")
         return name or f"{kind}.noname.{next(self._counters[kind])}"
-
-    def submit(self, request: Request, *, background: bool) -> NamedHandle:
-        """Start an operation."""
-        return self._operations.submit(request, background=background)
 
     def moves(self, memory: str) -> bool:
         """Return whether operations may have buffers in this kind of memory, see `NamedOperations.moves`."""
@@ -61,18 +59,6 @@ class Scope:
         return self._ranks.index(world_rank)
 
 
-class _Scopes:
-    """The scopes of one runtime, which end with it: what they hold must not outlive `shutdown`."""
-
-    def __init__(self, runtime: context.Context) -> None:
-        del runtime  # what `Context.owned` gives
-        self.by_number: dict[int, Scope] = {}
-
-    def close(self) -> None:
-        """Release the scopes; the context calls it when it closes, see `Context.owned`."""
-        self.by_number.clear()
-
-
 def scope_of(process_set: ProcessSet) -> Scope:
     """Return where operations of a process set run.
 
@@ -80,12 +66,7 @@ def scope_of(process_set: ProcessSet) -> Scope:
         NotInitializedError: before `init()`.
         UsageError: the set is not registered, or this process is not in it.
     """
-    runtime = context.current()
-    scopes = runtime.owned(_Scopes).by_number
-    number = process_set.process_set_id
-    scope = scopes.get(number) if number is not None else None
+    scope: Scope | None = process_set.scope
     if scope is None:
-        scope = Scope(runtime.operations(process_set), process_set.ranks)
-        assert number is not None, "operations() demands that the set is registered"
-        scopes[number] = scope
+        scope = process_set.scope = Scope(context.current().operations(process_set), process_set.ranks)
     return scope

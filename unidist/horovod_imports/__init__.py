@@ -1,7 +1,7 @@
 """Answers `import horovod` with unidist, so that Horovod's scripts run unchanged.
 
 `table` says which module of ours stands for which of Horovod's; `hook` puts it into Python's import system; the folder
-`path_entry` does the same for every process that has it on its PYTHONPATH. Imports `errors` alone: the facades are
+`path_entry` does the same for every process that has it on its PYTHONPATH. Imports the root only: the facades are
 imported when a script imports Horovod's module.
 """
 

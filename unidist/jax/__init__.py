@@ -1,5 +1,7 @@
 """The JAX facade: `import unidist.jax as ud`."""
 
+from typing import TYPE_CHECKING
+
 from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import (
     add_process_set,
@@ -21,9 +23,9 @@ from unidist.horovod_api.lifecycle import (
     stop_timeline,
     world,
 )
-from unidist.jax import context, elastic
+from unidist.jax import elastic
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist_data_service._jax import data_service
+from unidist.runtime.facade_names import names_of_plugins
 from unidist_jax.basics import buffer, device, empty, seed
 from unidist_jax.checkpoint import load, save
 from unidist_jax.compiled import flush, translated
@@ -60,13 +62,21 @@ from unidist_jax.training.data import shard
 from unidist_jax.training.distributed_optimizer import DistributedOptimizer, distribute
 from unidist_jax.training.train_step import TrainStep
 
+if TYPE_CHECKING:
+    import unidist_context_parallel.jax
+    from unidist_data_service._jax import data_service as data_service
+
+    context = unidist_context_parallel.jax
+
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "Op",
     "ProcessSet", "Product", "Sum", "TrainStep", "add_process_set", "allgather", "allgather_object", "allreduce",
     "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "buffer", "context", "cross_rank", "cross_size", "data_rank", "data_service", "data_size", "device", "distribute",
+    "buffer", "cross_rank", "cross_size", "data_rank", "data_size", "device", "distribute",
     "elastic", "empty", "flush", "gather_samples", "global_process_set", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size",
     "rank", "recv", "reducescatter", "remove_process_set", "report", "role", "save", "seed", "send", "shard",
     "shutdown", "size", "spmd", "start_timeline", "stop_timeline", "translated", "world",
 ]  # fmt: skip
+
+__getattr__, __dir__ = names_of_plugins(__name__)

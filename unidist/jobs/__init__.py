@@ -2,7 +2,7 @@
 
 `ClusterRank` is for processes that somebody else has started.
 
-Imports `runtime` and the folders below. `pool/` runs functions as ranks.
+Imports `runtime`, `horovod_imports` and the folders below. `pool/` runs functions as ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.jobs import preflight, sweep, tf_config
     from unidist.jobs.cluster_rank import ClusterRank, rank_order
-    from unidist.jobs.liveness import Beats, beat_for_launcher
+    from unidist.jobs.liveness import Beats, StopWatch, beat_for_launcher
     from unidist.jobs.network import interface_address, is_loopback
     from unidist.jobs.processes import (
         HostShare,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Beats", "ClusterRank", "HostShare", "LocalProcesses", "ProcessWatchdog", "SideProcesses", "SpillFolder",
-    "beat_for_launcher", "describe_exit", "free_port", "free_ports", "interface_address", "is_loopback",
+    "StopWatch", "beat_for_launcher", "describe_exit", "free_port", "free_ports", "interface_address", "is_loopback",
     "open_standard_streams", "parent_death_signal", "preflight", "rank_order", "run_program", "sealed_secret",
     "sweep", "tf_config", "watch_exit",
 ]  # fmt: skip
@@ -43,7 +43,7 @@ __getattr__ = lazy_names(
     {
         "": "preflight sweep tf_config",
         "cluster_rank": "ClusterRank rank_order",
-        "liveness": "Beats beat_for_launcher",
+        "liveness": "Beats StopWatch beat_for_launcher",
         "network": "interface_address is_loopback",
         "processes": (
             "HostShare LocalProcesses describe_exit free_port free_ports parent_death_signal sealed_secret watch_exit"

@@ -18,9 +18,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from unidist._version import __version__
 from unidist.control.connection import format_address
 from unidist.control.coordinator import Coordinator
+from unidist.control.messages import RELEASE
 from unidist.control.server import ControlServer
 from unidist.errors import ConfigurationError
 from unidist.jobs.network import interface_address, own_address
@@ -96,7 +96,7 @@ class ClusterRank:
                 "own at which the other nodes reach it."
             ) from exc
         self._own = _Offer(
-            version=__version__,
+            version=RELEASE,
             member=secrets.token_hex(8),
             secret=secret.hex(),
             node=node or _shared_memory_domain(),
@@ -202,10 +202,10 @@ class ClusterRank:
                 "one's: each process of the job makes one offer, and every one gets all of them."
             )
         for each in members:
-            if each.version != __version__:
+            if each.version != RELEASE:
                 raise ConfigurationError(
-                    f"unidist {__version__} is installed here ({self._own.address}), but {each.version} at "
-                    f"{each.address}; install the same everywhere."
+                    f"unidist {RELEASE} is installed on host {socket.gethostname()} ({self._own.address}), but "
+                    f"{each.version} at {each.address}; install the same on all hosts."
                 )
 
 
@@ -237,7 +237,7 @@ def _read(offer: str) -> _Offer:
         return _Offer(**json.loads(offer))
     except (ValueError, TypeError):
         raise ConfigurationError(
-            f"{offer[:40]!r}... is not the offer of a ClusterRank of unidist {__version__}; is another version "
+            f"{offer[:40]!r}... is not the offer of a ClusterRank of unidist {RELEASE}; is another version "
             "installed there?"
         ) from None
 

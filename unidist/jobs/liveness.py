@@ -1,4 +1,8 @@
-"""Beats of a process beside the ranks: the launcher on its host knows by them that it neither is stopped nor hangs."""
+"""Whether a process is still running, as seen by the one that started it on this host.
+
+Processes beside the ranks beat for their launcher. Before the first word of any process only the kernel knows that it
+was stopped: `StopWatch`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,14 @@ import os
 import threading
 import time
 
-__all__ = ["Beats", "beat_for_launcher"]
+from unidist.control.standstill import Standstill
+from unidist.jobs.sweep import is_stopped
+
+__all__ = ["Beats", "StopWatch", "beat_for_launcher"]
 
 _VARIABLE = "UNIDIST_BEATS_FD"
 _BEAT_SEC = 0.5
+_LOOK_SEC = 0.5
 
 
 class Beats:
@@ -55,6 +63,39 @@ class Beats:
             return bool(os.read(self._fd, 4096))
         except BlockingIOError:
             return False
+
+
+class StopWatch:
+    """Tells for how long a process has been stopped, by SIGSTOP or from a terminal. A debugger does not count.
+
+    Args:
+        pid: a process of this host that the caller has not waited for yet.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._looked: float | None = None
+        self._since: float | None = None
+        self._standstill = Standstill()
+
+    def seconds(self, now: float) -> float:
+        """Return for how many seconds it has been seen stopped, without a break; 0.0 while it runs.
+
+        To be called in each turn of a loop: the time in which the caller itself stood still does not count.
+
+        Args:
+            now: seconds of `time.monotonic`.
+        """
+        standstill = self._standstill.turn(now)
+        if self._since is not None:
+            self._since = min(now, self._since + standstill)
+        if self._looked is None or now - self._looked >= _LOOK_SEC:
+            self._looked = now
+            if not is_stopped(self._pid):
+                self._since = None
+            elif self._since is None:
+                self._since = now
+        return 0.0 if self._since is None else now - self._since
 
 
 def beat_for_launcher() -> None:

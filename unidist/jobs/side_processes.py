@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from unidist.errors import ConfigurationError
 from unidist.horovod_imports import AS_HOROVOD, with_path_entry
-from unidist.jobs.liveness import Beats
+from unidist.jobs.liveness import Beats, StopWatch
 from unidist.jobs.processes import inherited_variables, parent_death_signal, sealed_secret
 from unidist.jobs.watchdog import ProcessWatchdog
 from unidist.launcher import SideProcess
@@ -56,6 +56,7 @@ class _Started:
     process: subprocess.Popen[bytes]
     watchdog: ProcessWatchdog
     beats: Beats
+    stops: StopWatch
 
 
 class SideProcesses:
@@ -145,14 +146,20 @@ class SideProcesses:
             watchdog.close()
             raise ConfigurationError(f"{wanted.name}: cannot start {wanted.command[0]!r}: {exc}") from exc
         watchdog.watch(process)
-        self._started[number] = _Started(process, watchdog, beats)
+        self._started[number] = _Started(process, watchdog, beats, StopWatch(process.pid))
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         return process
 
     def silences(self, now: float, standstill: float) -> dict[int, float]:
-        """Return for how many seconds nothing was heard of each process; see `Beats.silence`."""
-        return {number: started.beats.silence(now, standstill) for number, started in self._started.items()}
+        """Return for how many seconds nothing was heard of each process, or it was stopped before its first beat.
+
+        Arguments as of `Beats.silence`.
+        """
+        return {
+            number: max(started.beats.silence(now, standstill), started.stops.seconds(now))
+            for number, started in self._started.items()
+        }
 
     def signal(self, number: int, chosen: Iterable[int]) -> None:
         """Send signal `number` to the process groups of these processes; those that have ended are passed over."""

@@ -39,6 +39,12 @@ def start_time(pid: int) -> int:
     return found[2]
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether process `pid` is stopped by a signal, and so does nothing until it gets SIGCONT."""
+    found = _stat(pid)
+    return found is not None and found[0] == "T"
+
+
 def find_processes(job_id: str, leaders: Mapping[int, int]) -> list[int]:
     """Return the living processes of a job, apart from this process.
 

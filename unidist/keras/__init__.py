@@ -29,6 +29,7 @@ from unidist.horovod_api.lifecycle import (
     size,
     start_timeline,
     stop_timeline,
+    world,
 )
 from unidist.keras import callbacks, elastic
 from unidist.keras._backend import names_of_backend
@@ -50,20 +51,23 @@ if TYPE_CHECKING:
     )
     from unidist_tensorflow.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
     from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
-    from unidist_tensorflow.operations import Adasum, Average, Sum
+    from unidist_tensorflow.operations import Adasum, Average, Max, Min, Product, Sum, alltoall, barrier, join
     from unidist_tensorflow.operations.compression import Compression
+    from unidist_tensorflow.operations.functions import allgather_object, broadcast_object
     from unidist_tensorflow.training.data import shard
     from unidist_tensorflow.training.distributed_optimizer import distribute
     from unidist_tensorflow.training.train_step import TrainStep
 
 __all__ = [
-    "Adasum", "Average", "Compression", "DistributedOptimizer", "PartialDistributedOptimizer", "ProcessSet", "Sum",
-    "SyncBatchNormalization", "TrainStep", "add_process_set", "allgather", "allreduce", "broadcast",
-    "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data_rank",
-    "data_size", "ddl_built", "device", "distribute", "elastic", "gather_samples", "global_process_set", "gloo_built",
-    "gloo_enabled", "init", "is_initialized", "load", "load_model", "local_rank", "local_size", "metrics", "mpi_built",
-    "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report",
-    "rocm_built", "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
+    "Adasum", "Average", "Compression", "DistributedOptimizer", "Max", "Min", "PartialDistributedOptimizer",
+    "ProcessSet", "Product", "Sum", "SyncBatchNormalization", "TrainStep", "add_process_set", "allgather",
+    "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_global_variables",
+    "broadcast_object", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data_rank", "data_size",
+    "ddl_built", "device", "distribute", "elastic", "gather_samples", "global_process_set", "gloo_built",
+    "gloo_enabled", "init", "is_initialized", "join", "load", "load_model", "local_rank", "local_size", "metrics",
+    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set",
+    "report", "rocm_built", "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
+    "world",
 ]  # fmt: skip
 
 __getattr__ = names_of_backend(__name__)

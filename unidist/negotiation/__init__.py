@@ -3,7 +3,7 @@
 `Negotiator.submit(Request(...))` gives a `Handle`. `_agreement.py` has the agreement of the ranks, `_wire.py` their
 messages, `negotiator.py` the thread that drives it. `process_sets` are named operations over some of the ranks,
 `objects` move pickled objects by name, `join` lets ranks that have finished take part in what the others do.
-`pickles` makes sure of their origin. Imports `algorithms`, `engines`, `settings` and the root.
+`pickles` makes sure of their origin. Imports `algorithms`, `settings` and the root.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Ready(NamedTuple):
     last_joined: int = -1
 
 
-class Announcement(NamedTuple):
+class CycleMessage(NamedTuple):
     """This rank's message in a cycle.
 
     Args:
@@ -88,12 +88,12 @@ class Agreement:
         known = self._known.get(request.name)
         return known is not None and known.own == request.signature
 
-    def announce(self, requests: Sequence[Request]) -> Announcement:
+    def announce(self, requests: Sequence[Request]) -> CycleMessage:
         """Return the announcement of these newly submitted requests, or of as many as fit."""
         if len(requests) == 1:  # the latency of a loop that waits for each operation
             known = self._known.get(requests[0].name)
             if known is not None and known.own == requests[0].signature:
-                return Announcement(known.block, b"", 1, [known.operation])
+                return CycleMessage(known.block, b"", 1, [known.operation])
         ids: list[int] = []
         operations: list[Ready] = []
         full: list[bytes] = []
@@ -114,7 +114,7 @@ class Agreement:
                 full.append(encoded)
             count += 1
         joined = b"\n".join(full)
-        return Announcement(encode_block(ids, len(joined)), joined, count, operations)
+        return CycleMessage(encode_block(ids, len(joined)), joined, count, operations)
 
     def update(self, ids: Sequence[Sequence[int]], requests: Sequence[Sequence[tuple[str, Signature]]]) -> list[Ready]:
         """Take in what every rank announced, by rank, and return what became ready, in the agreed order.

@@ -14,13 +14,14 @@ from unidist.errors import UsageError
 from unidist.negotiation._agreement import Ready
 from unidist.negotiation.devices import DeviceConnector, RunsOnDevice
 from unidist.negotiation.handle import Handle
-from unidist.negotiation.request import OperationKind, Request, reducescatter_rows
+from unidist.negotiation.request import OperationKind, reducescatter_rows
 from unidist.timeline import Recorder
 
 MAX_FUSED_BYTES = 1 << 20
 """An all-reduce larger than this runs alone: two copies would cost more than a message saves."""
 
 Operation = tuple[Handle, Ready]
+_Run = Callable[[Communicator, Handle, Ready], None]
 
 
 class Execution:
@@ -48,7 +49,7 @@ class Execution:
         self._fusion_threshold_bytes = fusion_threshold_bytes
         self._recorder = recorder
         self._fusion_buffer = Buffer(0, 0, DType.UINT8)
-        self._operations: dict[OperationKind, Callable[[Handle, Ready], None]] = {
+        self._operations: dict[OperationKind, _Run] = {
             OperationKind.ALLREDUCE: self._allreduce,
             OperationKind.ADASUM: self._adasum,
             OperationKind.ALLGATHER: self._allgather,
@@ -104,31 +105,18 @@ class Execution:
             start = stop
 
     def _run_alone(self, handle: Handle, agreed: Ready) -> None:
-        run = self._operations[handle.request.kind]
-        if handle.request.signature.memory != HOST:
-            run = self._queued(run)
-        timeline = self._recorder.timeline
-        if timeline is None:
-            run(handle, agreed)
-            return
-        start = time.monotonic_ns()
-        run(handle, agreed)
-        event, stop = handle.request.kind.upper(), time.monotonic_ns()
-        timeline.record("exchange", event, start, stop, tensor=handle.request.name)
-
-    def _queued(self, run: Callable[[Handle, Ready], None]) -> Callable[[Handle, Ready], None]:
-        def queued(handle: Handle, agreed: Ready) -> None:
-            device = self._over(handle.request)
+        request, timeline = handle.request, self._recorder.timeline
+        memory = request.signature.memory
+        start = time.monotonic_ns() if timeline is not None else 0
+        if memory == HOST:
+            self._operations[request.kind](self._communicator, handle, agreed)
+        else:
+            device = self._devices[memory]
             assert isinstance(device, RunsOnDevice)
             with device.queueing():
-                run(handle, agreed)
-
-        return queued
-
-    def _over(self, request: Request) -> Communicator:
-        """Return the communicator for the memory of a request."""
-        memory = request.signature.memory
-        return self._communicator if memory == HOST else self._devices[memory]
+                self._operations[request.kind](device, handle, agreed)
+        if timeline is not None:
+            timeline.record("exchange", request.kind.upper(), start, time.monotonic_ns(), tensor=request.name)
 
     # Fusion
 
@@ -188,7 +176,7 @@ class Execution:
         """Fuse on the device. Its work is queued: the timeline shows when, and not how long it takes."""
         requests = [handle.request for handle in handles]
         first = requests[0]
-        device = self._over(first)
+        device = self._devices[first.signature.memory]
         assert isinstance(device, RunsOnDevice)
         with device.queueing():
             kind, count = first.signature.memory, sum(request.source.count for request in requests)
@@ -228,48 +216,49 @@ class Execution:
             self._fusion_buffer = self._communicator.allocate(1 << max(16, (nbytes - 1).bit_length()))
         return self._fusion_buffer.slice(0, nbytes)
 
-    # One method for each kind. Rows are those of dim 0; counts are elements.
+    # One method for each kind, given the communicator for the request's memory. Rows are those of dim 0; counts are
+    # elements.
 
-    def _allreduce(self, handle: Handle, agreed: Ready) -> None:
+    def _allreduce(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        self._over(request).allreduce(request.source, request.target, op=request.op, scale=request.scale).wait()
+        over.allreduce(request.source, request.target, op=request.op, scale=request.scale).wait()
 
-    def _adasum(self, handle: Handle, agreed: Ready) -> None:
+    def _adasum(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        adasum_allreduce(self._communicator, request.source, request.target, scale=request.scale)
+        adasum_allreduce(over, request.source, request.target, scale=request.scale)
 
-    def _join(self, handle: Handle, agreed: Ready) -> None:
+    def _join(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         handle.succeed(handle.request.target, (agreed.last_joined,))
 
-    def _broadcast(self, handle: Handle, agreed: Ready) -> None:
-        self._over(handle.request).broadcast(handle.request.target, root=handle.request.root).wait()
+    def _broadcast(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
+        over.broadcast(handle.request.target, root=handle.request.root).wait()
 
-    def _barrier(self, handle: Handle, agreed: Ready) -> None:
-        self._communicator.barrier().wait()
+    def _barrier(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
+        over.barrier().wait()
 
-    def _reducescatter(self, handle: Handle, agreed: Ready) -> None:
+    def _reducescatter(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         request = handle.request
         row = prod(request.shape[1:])
-        counts = [rows * row for rows in reducescatter_rows(request.shape[0], self._communicator.size)]
-        self._over(request).reducescatter(
+        counts = [rows * row for rows in reducescatter_rows(request.shape[0], over.size)]
+        over.reducescatter(
             request.source, request.target, op=request.op, scale=request.scale, counts=_uneven(counts)
         ).wait()
 
-    def _allgather(self, handle: Handle, agreed: Ready) -> None:
+    def _allgather(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         request = handle.request
         rows = tuple(signature.shape[0] for signature in agreed.signatures)
         row = prod(request.shape[1:])
         output = self._output(handle, rows, row)
         counts = [each * row for each in rows]
-        self._over(request).allgather(request.source, output, counts=_uneven(counts)).wait()
+        over.allgather(request.source, output, counts=_uneven(counts)).wait()
         handle.succeed(output, rows)
 
-    def _alltoall(self, handle: Handle, agreed: Ready) -> None:
+    def _alltoall(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        rows = tuple(signature.splits[self._communicator.rank] for signature in agreed.signatures)
+        rows = tuple(signature.splits[over.rank] for signature in agreed.signatures)
         row = prod(request.shape[1:])
         output = self._output(handle, rows, row)
-        self._over(request).alltoall(
+        over.alltoall(
             request.source,
             output,
             send_counts=[each * row for each in request.splits],

@@ -26,16 +26,18 @@ class Handle(NamedHandle):
         submitted: time of submission, of `time.monotonic`.
         deadline: time at which the wait for the other ranks ends; for the negotiator.
         reported: it was in a stall report; for the negotiator.
+        ended: what `done` returns; set by the negotiator, after `error`, since a reader takes no lock.
+        error: that ended it, or None.
     """
 
     __slots__ = (
-        "_complete",
-        "_error",
         "_negotiator",
         "_output",
         "_rows",
         "background",
         "deadline",
+        "ended",
+        "error",
         "reported",
         "request",
         "submitted",
@@ -48,14 +50,14 @@ class Handle(NamedHandle):
         self.deadline = self.submitted + timeout_seconds
         self.reported = False
         self._negotiator = negotiator
-        self._complete = False
-        self._error: BaseException | None = None
+        self.ended = False
+        self.error: BaseException | None = None
         self._output: Buffer = request.target
         self._rows: tuple[int, ...] = ()
 
     @override
     def done(self) -> bool:
-        return self._complete
+        return self.ended
 
     @override
     def wait(self, timeout: timedelta | None = None) -> None:
@@ -63,10 +65,10 @@ class Handle(NamedHandle):
 
         After a StalledError nothing more can be submitted.
         """
-        if not self._complete:
+        if not self.ended:
             self._negotiator.drive_until(self, timeout)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
 
     @property
     @override
@@ -83,7 +85,7 @@ class Handle(NamedHandle):
     # For the negotiator.
 
     def succeed(self, output: Buffer, rows: tuple[int, ...]) -> None:
-        """Store the result; `finish` makes it visible."""
+        """Store the result, which is visible when this has ended."""
         self._output, self._rows = output, rows
 
     def renew(self, now: float, timeout_seconds: float) -> None:
@@ -91,15 +93,10 @@ class Handle(NamedHandle):
         self.submitted = now
         self.deadline = now + timeout_seconds
 
-    def finish(self, error: BaseException | None = None) -> None:
-        """Make the end visible to `done` and `wait`. The error is stored first: a reader takes no lock."""
-        self._error = error
-        self._complete = True
-
     def _check_ended(self) -> None:
-        if not self._complete:
+        if not self.ended:
             raise UsageError(
                 f"{self.request.kind} {self.request.name!r} is under way; call wait() before reading its result"
             )
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error

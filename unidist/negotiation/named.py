@@ -10,15 +10,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 from unidist.buffer import HOST, Buffer
 from unidist.errors import UsageError
 from unidist.negotiation.devices import DeviceConnector
 from unidist.negotiation.request import Request
+from unidist.observation import GroupCalls, Waitable, joining, observe_methods, submitting
 from unidist.timeline import Recorder
 
 
-class NamedHandle(ABC):
+class NamedHandle(Waitable):
     """A submitted operation, seen by its submitter."""
 
     @abstractmethod
@@ -56,10 +58,17 @@ class NamedOperations(ABC):
     Attributes:
         rank: group rank of this process.
         size: number of ranks.
+        observed: the record of this rank's calls, that of the communicator; None: nobody looks at it.
     """
 
     rank: int
     size: int
+    observed: GroupCalls | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let operations keep record."""
+        super().__init_subclass__(**kwargs)
+        observe_methods(cls, {"submit": submitting, "join": joining})
 
     @abstractmethod
     def submit(self, request: Request, *, background: bool = False) -> NamedHandle:

@@ -28,13 +28,14 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
+from operator import attrgetter
 
 from typing_extensions import override
 
 from unidist.buffer import HOST
 from unidist.communicator import Communicator, ReportsArrivals
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
-from unidist.negotiation._agreement import Agreement, Announcement, Ready
+from unidist.negotiation._agreement import Agreement, CycleMessage, Ready
 from unidist.negotiation._execution import Execution, Operation
 from unidist.negotiation._inspection import Snapshot, StallInspector
 from unidist.negotiation._stall import Situation
@@ -46,8 +47,23 @@ from unidist.negotiation.request import OperationKind, Request
 
 _JOIN_NAME = "<join>"
 _SHORTEST_PAUSE_SECONDS = 50e-6
+_request_of = attrgetter("request")
 _SHORT_WAIT_SECONDS = 0.02
 """Ranks that have not come to an exchange after this are called absent; until then they are on their way."""
+
+
+class _Change(threading.Condition):
+    """A condition that knows, under its mutex, how many threads wait: to notify none takes time, and is common."""
+
+    num_waiting = 0
+
+    @override
+    def wait(self, timeout: float | None = None) -> bool:
+        self.num_waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.num_waiting -= 1
 
 
 class Negotiator(NamedOperations):
@@ -98,7 +114,7 @@ class Negotiator(NamedOperations):
 
         # Guarded by the mutex.
         self._mutex = threading.Lock()
-        self._changed = threading.Condition(self._mutex)
+        self._changed = _Change(self._mutex)
         self._submitted = threading.Condition(self._mutex)
         self._pending: dict[str, Handle] = {}
         self._new: list[Handle] = []
@@ -192,19 +208,22 @@ class Negotiator(NamedOperations):
             assert self._watchdog is not None, "started by submit"
             self._watchdog.wake_by(handle.deadline)
         with self._mutex:
-            while self._driving and not handle.done():
+            while self._driving and not handle.ended:
                 # The watchdog ends the handle at its deadline and notifies; the limit here is for our own bugs.
                 self._changed.wait(min(self._timeout_seconds + 60, threading.TIMEOUT_MAX))
-            must_drive = not handle.done()
+            must_drive = not handle.ended
             self._driving = self._driving or must_drive
         if must_drive:
-            self._drive(handle.done)
+            self._drive(handle)
         self._recorder.waited_sec += time.monotonic() - began
 
-    def _drive(self, ended: Callable[[], bool]) -> None:
-        """Run cycles until `ended`; the caller has taken the role, and it is given back here."""
+    def _drive(self, handle: Handle | None) -> None:
+        """Run cycles until the operation has ended; None: until all background ones have.
+
+        The caller has taken the role, and it is given back here.
+        """
         try:
-            while not ended():
+            while self._num_background if handle is None else not handle.ended:
                 if not self._cycle():
                     self._pause()
         except StalledError as exc:
@@ -219,7 +238,8 @@ class Negotiator(NamedOperations):
         finally:
             with self._mutex:
                 self._driving = False
-                self._changed.notify_all()
+                if self._changed.num_waiting:
+                    self._changed.notify_all()
 
     def _drive_in_background(self) -> None:
         while True:
@@ -229,7 +249,7 @@ class Negotiator(NamedOperations):
                 if self._failure is not None:
                     return
                 self._driving = True
-            self._drive(lambda: not self._num_background)
+            self._drive(None)
 
     def _wake_background_thread(self) -> None:
         if self._thread is None:
@@ -270,7 +290,7 @@ class Negotiator(NamedOperations):
             if self._failure is not None:
                 raise self._failure
             new, self._new = self._new, []
-        announcement = self._agreement.announce([handle.request for handle in new])
+        announcement = self._agreement.announce(list(map(_request_of, new)))
         if announcement.num_requests < len(new):
             with self._mutex:
                 self._new[:0] = new[announcement.num_requests :]
@@ -293,7 +313,7 @@ class Negotiator(NamedOperations):
             self._pause_seconds = _SHORTEST_PAUSE_SECONDS
         return progress
 
-    def _agree(self, blocks: bytes, announcement: Announcement) -> tuple[list[Operation], bool]:
+    def _agree(self, blocks: bytes, announcement: CycleMessage) -> tuple[list[Operation], bool]:
         """Update the tables with what the ranks announced; return what became ready, and whether anything was new."""
         decoded = [decode_block(blocks[start : start + BLOCK_BYTES]) for start in range(0, len(blocks), BLOCK_BYTES)]
         ids = [each for each, _ in decoded]
@@ -363,9 +383,10 @@ class Negotiator(NamedOperations):
                 for handle, _ in completed:
                     if self._pending.get(handle.request.name) is handle:
                         self._finish(handle)
-                    elif not handle.done():
+                    elif not handle.ended:
                         stood_in.append(handle.request.name)
-                self._changed.notify_all()
+                if self._changed.num_waiting:
+                    self._changed.notify_all()
             for name in stood_in:
                 self._serve(name)
         self._executing = ()
@@ -374,7 +395,8 @@ class Negotiator(NamedOperations):
         """End a handle; the mutex is held, and the caller notifies. Its name is free before it is seen to be done."""
         del self._pending[handle.request.name]
         self._num_background -= handle.background
-        handle.finish(error)
+        handle.error = error
+        handle.ended = True
 
     def _fail(self, error: BaseException) -> None:
         """End every operation with `error` and abort the communicator, unless a failure came before."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unidist.communicator import Communicator, format_ranks
 from unidist.errors import MismatchError, NotInitializedError, OperationError, UsageError
@@ -27,10 +27,12 @@ class ProcessSet:
     Attributes:
         ranks: sorted.
         process_set_id: 0 for the global set, None while not registered.
+        scope: what `horovod_api.scope` keeps with the set while it is registered; None: nothing yet.
     """
 
     process_set_id: int | None = None
     ranks: list[int]
+    scope: Any = None
     _registry: ProcessSets | None = None  # that has registered it
 
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -206,7 +208,12 @@ class ProcessSets:
             made.close()
         for number in [number for number in self._registered if number]:
             self._close(self._registered.pop(number))
-        global_process_set._registry = None
+        global_process_set._registry = global_process_set.scope = None
+
+    def forget_scopes(self) -> None:
+        """Let no operation of a set begin any more: the runtime ends, or this is a forked child, which is no rank."""
+        for registered in self._registered.values():
+            registered.handle.scope = None
 
     def _own_world(self) -> Communicator:
         if self._world is None:
@@ -216,7 +223,7 @@ class ProcessSets:
     @staticmethod
     def _close(registered: _Registered) -> None:
         registered.handle.process_set_id = None
-        registered.handle._registry = None
+        registered.handle._registry = registered.handle.scope = None
         if registered.operations is not None:
             registered.operations.close()
         if registered.base is not None:

@@ -53,19 +53,14 @@ class Signature(NamedTuple):
     prescale: float = 1.0
 
 
-def memory_kind(buffer: Buffer) -> str:
-    """Return a buffer's kind of memory without the number of a device."""
-    return buffer.memory.partition(":")[0]
-
-
 _NOTHING = Buffer(0, 0, DType.UINT8)
 _WITHOUT_DATA = frozenset((OperationKind.BARRIER, OperationKind.JOIN))
 _ELEMENTWISE = frozenset((OperationKind.ALLREDUCE, OperationKind.ADASUM))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Request:
-    """One rank's side of a named operation. Every rank submits one of the same name.
+    """One rank's side of a named operation. Every rank submits one of the same name. Nothing changes it.
 
     Kind, dtype, op, root, both scales and memory kind are the same on every rank, and so is the shape, except for the
     rows (dim 0) of an all-gather or all-to-all. The buffers belong to the negotiator until the handle is done.
@@ -104,13 +99,9 @@ class Request:
 
     def __post_init__(self) -> None:
         data = self.target if self.kind is OperationKind.BROADCAST else self.source
-        object.__setattr__(
-            self,
-            "signature",
-            Signature(
-                *(self.kind, data.dtype, self.shape, self.op, self.root, self.scale, memory_kind(data), self.splits),
-                prescale=self.prescale,
-            ),
+        memory = data.memory.partition(":")[0]
+        self.signature = Signature(
+            self.kind, data.dtype, self.shape, self.op, self.root, self.scale, memory, self.splits, self.prescale
         )
 
     def check(self, rank: int, size: int) -> None:

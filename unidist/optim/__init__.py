@@ -1,6 +1,6 @@
 """One optimizer's updates, free of any framework: passes, scaling, and post-processing of reduced gradients.
 
-Adapters use `update` and implement `interface`. Imports `gradients` and the root.
+Adapters use `update` and implement `interface`. Imports `gradients`, `negotiation`, `waits` and the root.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.optim.accumulation import Accumulation, Window
+    from unidist.optim.actors import Actors, ActsOnParameters, TrainedState, check_keeps_parameters
     from unidist.optim.interface import (
         BindsOptimizers,
         BringsInnerStep,
@@ -26,25 +27,27 @@ if TYPE_CHECKING:
     )
     from unidist.optim.loss_scaling import LossScaler
     from unidist.optim.rules import GradientRule, GradientRules, NormRule, ValueRule, WholeGradient
-    from unidist.optim.update import MakesExchange, Update, UpdateParts
+    from unidist.optim.update import MakesExchange, Update, UpdateParts, update_of
 
 __all__ = [
-    "Accumulation", "BindsOptimizers", "BringsInnerStep", "ChecksBeforeSave", "FollowsUpdates", "GradientRule",
-    "GradientRules", "InnerStep", "KeepsTensors", "KnowsHolders", "LossScaler", "MakesExchange", "MakesInnerStep",
-    "MakesStepRunner", "NormRule", "OutlivesGenerations", "StepRunner", "Update", "UpdateParts", "ValueRule",
-    "WholeGradient", "Window",
+    "Accumulation", "Actors", "ActsOnParameters", "BindsOptimizers", "BringsInnerStep", "ChecksBeforeSave",
+    "FollowsUpdates", "GradientRule", "GradientRules", "InnerStep", "KeepsTensors", "KnowsHolders", "LossScaler",
+    "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "OutlivesGenerations", "StepRunner",
+    "TrainedState", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window", "check_keeps_parameters",
+    "update_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "accumulation": "Accumulation Window",
+        "actors": "Actors ActsOnParameters TrainedState check_keeps_parameters",
         "interface": (
             "BindsOptimizers ChecksBeforeSave FollowsUpdates InnerStep KeepsTensors KnowsHolders MakesInnerStep "
             "MakesStepRunner BringsInnerStep OutlivesGenerations StepRunner"
         ),
         "loss_scaling": "LossScaler",
         "rules": "GradientRule GradientRules NormRule ValueRule WholeGradient",
-        "update": "MakesExchange Update UpdateParts",
+        "update": "MakesExchange Update UpdateParts update_of",
     },
 )

@@ -98,9 +98,8 @@ class _Part:
     def norms(self, order: float) -> list[float]:
         """Return the norm of each piece, multiplied by the factor. Memory is read once for each order."""
         if order not in self._norms:
-            self._norms[order] = [
-                self._framework.norm(memory, order) if memory.count else 0.0 for memory in self.reduced.memory
-            ]
+            found = iter(self._framework.norms([memory for memory in self.reduced.memory if memory.count], order))
+            self._norms[order] = [next(found) if memory.count else 0.0 for memory in self.reduced.memory]
         return [found * abs(self.factor) for found in self._norms[order]]
 
     def clamp(self, limit: float) -> None:

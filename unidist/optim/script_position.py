@@ -51,7 +51,7 @@ class DrawnBatches:
 
 
 @dataclass(frozen=True)
-class Place:
+class ScriptPlace:
     """The place of one rank's script at an exchange.
 
     Args:
@@ -109,7 +109,7 @@ class ScriptPosition:
         """Note a call of `zero_grad`."""
         self._resets += 1
 
-    def place(self, update: int, passes: int) -> Place | None:
+    def place(self, update: int, passes: int) -> ScriptPlace | None:
         """Return this rank's place at the exchange of an update; None: it is not compared. Begins the next counts.
 
         Args:
@@ -118,12 +118,12 @@ class ScriptPosition:
         """
         place = None
         if self._communicator is not None and self._total is not None:
-            place = Place(update, self._resets, self._batches.total - self._total, passes, self._batches.latest)
+            place = ScriptPlace(update, self._resets, self._batches.total - self._total, passes, self._batches.latest)
         self._total = self._batches.total
         self._resets = 0
         return place
 
-    def check(self, place: Place | None, largest: bytes) -> None:
+    def check(self, place: ScriptPlace | None, largest: bytes) -> None:
         """Raise MismatchError on all ranks if their places differ. Collective if they do.
 
         Args:
@@ -152,7 +152,7 @@ class ScriptPosition:
         )
 
 
-def notice_of(flags: bytes, place: Place | None = None) -> bytes:
+def notice_of(flags: bytes, place: ScriptPlace | None = None) -> bytes:
     """Return what the exchange of an update carries.
 
     Args:
@@ -163,7 +163,7 @@ def notice_of(flags: bytes, place: Place | None = None) -> bytes:
     return flags + (bytes(2 * _PLACE_BYTES) if place is None else _encoded(place))
 
 
-def _encoded(place: Place) -> bytes:
+def _encoded(place: ScriptPlace) -> bytes:
     """Return a place so that the largest bytes of all ranks show whether it is the same on all of them."""
     data = b"".join((getattr(place, name) % (1 << 8 * size)).to_bytes(size, "little") for name, size in _LAYOUT)
     return data + bytes(255 - each for each in data)

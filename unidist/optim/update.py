@@ -7,7 +7,7 @@ Framework-free; a binding (`BindsOptimizers`) calls it in this order:
     begin_step()        the script calls `step`: does this pass complete an update?
     finish()            if so: complete the exchange (or earlier, when the script calls `synchronize`)
     conclude()          unscale, check for overflow, clip, as the strategies require
-    ...                 the inner step, unless `overflowed`: the binding
+    ...                 the inner step, unless `overflowed`: the binding; around it `actors`, if there are any
     applied()           the inner step is done; or reset_window(), if it was skipped
 
 Its `window` decides which passes complete an update, its `GradientFactors` compute the factors of the sums.
@@ -19,16 +19,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import Buffer, DType
-from unidist.errors import PeerLostError, UsageError
+from unidist.errors import ConfigurationError, PeerLostError, UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.interface import GradientExchange, ReducedGradients
 from unidist.gradients.options import ExchangeOptions
 from unidist.gradients.series import ExchangeSeries
 from unidist.mesh import REPLICA_AXES
 from unidist.optim.accumulation import Accumulation, Window
+from unidist.optim.actors import Actors, ActsOnParameters, TrainedState
 from unidist.optim.interface import ChecksBeforeSave
 from unidist.optim.scaling import GradientFactors
 from unidist.optim.script_position import NUM_FLAGS, ScriptPosition, notice_of
@@ -80,6 +81,8 @@ class Update:
         places: see Args.
         window: the passes of the present update; read-only for others.
         position: the place of the ranks' scripts, compared with each update.
+        actors: those that act on the parameters between two updates, whom a binding calls around its inner step; None:
+            nobody does.
         syncs: gradients are exchanged as they become ready; False: they stay on this rank until a backward pass with
             True, or `finish`. The same on every rank.
     """
@@ -105,12 +108,15 @@ class Update:
         self.places = places
         self.step = 0
         self.syncs = True
+        self._trained: TrainedState | None = None
         self._make_parts = make_parts
         self._own_exchange: MakesExchange | None = None
+        self.actors: Actors | None = None
         self._begin(context, accumulation, scaler=None)
 
     def _begin(self, context: RuntimeAPI, accumulation: Accumulation, *, scaler: LossScaler | None) -> None:
         """Make what belongs to one runtime. Collective."""
+        self._find_actors()
         self._parts = self._make_parts(context)
         self.num_ranks = self.options.num_ranks(context)
         self._series = ExchangeSeries()
@@ -124,6 +130,26 @@ class Update:
     def context(self) -> RuntimeAPI:
         """The runtime of the present generation."""
         return self._parts.context
+
+    @property
+    def trained(self) -> TrainedState:
+        """Access to the parameters and the optimizer's state; the binding sets it.
+
+        Raises:
+            ConfigurationError: this adapter has none.
+        """
+        if self._trained is None:
+            names = "a strategy" if self.actors is None else self.actors.names
+            raise ConfigurationError(
+                f"{names} acts on parameters between two updates, and this binding of optimizers gives no access "
+                "to them (`Update.trained`; Keras on JAX and optimizers of TF1 have none). Leave it out, or use "
+                "KERAS_BACKEND=tensorflow, or unidist.jax with an optimizer of optax"
+            )
+        return self._trained
+
+    @trained.setter
+    def trained(self, state: TrainedState) -> None:
+        self._trained = state
 
     @property
     def accumulation(self) -> Accumulation:
@@ -249,7 +275,7 @@ class Update:
 
         If every rank multiplies it by this, and adds the gradient of another pass, the next exchange gives their sum.
         """
-        exchange = self._series.place(index)[0]
+        exchange = self._series.places[index][0]
         num_ranks = self._options_of(exchange.parameters).num_ranks(self.context)
         return 1.0 / (self._factors.unscaled(exchange) * self.scale * num_ranks)
 
@@ -265,12 +291,12 @@ class Update:
 
     def buffer(self, index: int) -> Buffer:
         """Return the buffer for the gradient of parameter `index`."""
-        exchange, local = self._series.place(index)
+        exchange, local = self._series.places[index]
         return exchange.buffer(local)
 
     def buffer_moves(self, index: int) -> bool:
         """Return whether the buffer of parameter `index` is a new one in every pass: get it just before writing."""
-        return self._series.place(index)[0].buffers_move
+        return self._series.places[index][0].buffers_move
 
     @property
     def scale(self) -> float:
@@ -279,12 +305,12 @@ class Update:
 
     def has_gradient(self, index: int) -> bool:
         """Return whether the buffer of parameter `index` has a gradient of the current window, to which to add."""
-        exchange, local = self._series.place(index)
+        exchange, local = self._series.places[index]
         return self.window.has_passes(index) and exchange.holds(local)
 
     def is_repeated(self, index: int) -> bool:
         """Return whether the gradient of parameter `index` was exchanged in this round, so that a new one must wait."""
-        exchange, local = self._series.place(index)
+        exchange, local = self._series.places[index]
         return exchange.adds_passes and self.window.adds_extra_passes and exchange.was_ready(local)
 
     def end_extra_pass(self) -> None:
@@ -296,9 +322,10 @@ class Update:
     def gradient_ready(self, index: int) -> None:
         """Note that the gradient of parameter `index` is in its buffer; in the last pass the exchange may start."""
         last = self.window.is_last_pass(index)
-        exchange, local = self._series.place(index)
+        exchange, local = self._series.places[index]
         self.window.count_pass(index, exchange.parameters[local].name)
-        self._begin_round()
+        if not self.window.in_round:
+            self._begin_round()
         if self.syncs and (last or exchange.reduces_each_pass):
             exchange.ready(local)
         else:
@@ -306,13 +333,13 @@ class Update:
 
     def accumulate(self, index: int) -> None:
         """Report a gradient in the buffer of parameter `index` that does not come from a backward pass."""
-        exchange, local = self._series.place(index)
+        exchange, local = self._series.places[index]
         self._begin_round()
         exchange.accumulate(local)
 
     def pass_without_buffer(self, index: int) -> None:
         """Note a pass whose gradient the binding exchanges itself (a sparse one)."""
-        exchange, local = self._series.place(index)
+        exchange, local = self._series.places[index]
         self.window.count_pass(index, exchange.parameters[local].name)
         self._begin_round()
 
@@ -321,7 +348,7 @@ class Update:
         if self.window.in_round:
             return
         self.window.in_round = True
-        if self.scaler is not None:
+        if self._factors.rules is not None and self.scaler is not None:
             self._set_scales()
 
     def _set_scales(self) -> None:
@@ -375,7 +402,13 @@ class Update:
 
         Raises:
             MismatchError: on all ranks; one of them has left a step or a batch out.
+            UsageError: this rank has joined, and somebody acts on parameters, of which it has old ones.
         """
+        if is_joined and self.actors is not None:
+            raise UsageError(
+                f"rank {self.context.topology.rank} has joined, and {self.actors.names} acts on parameters after each "
+                "update of the others, while those of this rank stay as they are: give every rank equally many batches"
+            )
         self.context.recorder.end("backward")
         self._begin_round()
         is_first, is_shared = first_parameter == 0, self.shares_notice
@@ -427,10 +460,11 @@ class Update:
     def follow(self, follower: FollowsUpdates) -> None:
         """Notify one more object of every update, after the strategies."""
         self.strategies = (*self.strategies, follower)
+        self._find_actors()
 
-    def unfollow(self, follower: FollowsUpdates) -> None:
-        """Notify this object of no more updates."""
-        self.strategies = tuple(each for each in self.strategies if each is not follower)
+    def _find_actors(self) -> None:
+        acting = [each for each in self.strategies if isinstance(each, ActsOnParameters)]
+        self.actors = Actors(self, acting) if acting else None
 
     def before_save(self) -> None:
         """Let those that follow the updates look at the state before a checkpoint. Collective."""
@@ -449,6 +483,8 @@ class Update:
         self.context.recorder.end("step")
         self.reset_window()
         self.step += 1
+        if self.actors is not None:
+            self.actors.count_update()
         for strategy in self.strategies:
             strategy.on_step(self.step)
         self.context.step_applied(self.step)
@@ -519,3 +555,9 @@ class Update:
         self._factors.close()
         if self._communicator is not None:
             self._communicator.close()
+
+
+def update_of(optimizer: Any) -> Update | None:
+    """Return the update that an optimizer is bound to; None: it is not distributed."""
+    found: Update | None = getattr(getattr(optimizer, "_unidist", None), "distributed_update", None)
+    return found

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from unidist.runtime.context import Context, begin_job, current, engine_usable, init, is_initialized, shutdown
     from unidist.runtime.local_rendezvous import LocalRendezvous
     from unidist.runtime.of_context import OfContext
+    from unidist.runtime.package_versions import check_package
     from unidist.runtime.plugin_manager import (
         ENTRY_POINT_GROUP,
         OWN_DISTRIBUTION,
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP", "OWN_DISTRIBUTION", "Context", "LocalRendezvous", "OfContext", "PluginInfo", "PluginManager",
-    "begin_job", "context", "current", "engine_usable", "hookimpl", "hookspecs", "init", "is_initialized", "shutdown",
+    "begin_job", "check_package", "context", "current", "engine_usable", "hookimpl", "hookspecs", "init",
+    "is_initialized", "shutdown",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -34,6 +36,7 @@ __getattr__ = lazy_names(
         "context": "Context begin_job current engine_usable init is_initialized shutdown",
         "local_rendezvous": "LocalRendezvous",
         "of_context": "OfContext",
+        "package_versions": "check_package",
         "plugin_manager": "ENTRY_POINT_GROUP OWN_DISTRIBUTION PluginInfo PluginManager hookimpl",
     },
 )

@@ -14,9 +14,10 @@ from unidist.buffer import HOST
 from unidist.engines import choice as engine_choice
 from unidist.errors import ConfigurationError
 from unidist.negotiation import CommunicatorRendezvous, DeviceConnector
+from unidist.observation import observe
 from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.runtime.local_rendezvous import Interrupt, LocalRendezvous
-from unidist.waits import Monitor, watch
+from unidist.waits import Monitor, is_blocked
 
 if TYPE_CHECKING:
     from unidist.communicator import Communicator
@@ -103,6 +104,8 @@ class JobCommunicators:
             abort=self.abort,
             leaves_for_good=membership is None,
         )
+        if membership is not None:
+            membership.link.is_waiting = is_blocked
         closing.callback(self._made.clear)  # after they were closed: nothing to abort any more
 
     def connect(self) -> None:
@@ -282,11 +285,11 @@ class JobCommunicators:
             )
             if meeting is not None:
                 self._closing.callback(meeting.close)
-        self._keep(watch(world, kind, self.monitor))
+        self._keep(observe(world, kind, self.monitor))
         if settings.allreduce_algorithm is not None and kind == HOST:  # their arithmetic is that of the host
             from unidist.algorithms import AlgorithmCommunicator
 
             algorithm = settings.allreduce_algorithm
-            world = self._keep(watch(AlgorithmCommunicator(world, algorithm), f"{kind}/{algorithm}", self.monitor))
+            world = self._keep(observe(AlgorithmCommunicator(world, algorithm), f"{kind}/{algorithm}", self.monitor))
         self._worlds[kind] = world
         return world

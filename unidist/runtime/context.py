@@ -39,16 +39,15 @@ from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_pro
 from unidist.rendezvous import MeetingPlace
 from unidist.runtime.communicators import JobCommunicators, WorldDevices
 from unidist.runtime.plugin_manager import PluginManager
-from unidist.runtime.progress import Progress
+from unidist.runtime.progress import ProgressReporter
 from unidist.runtime_api import Owned
 from unidist.settings.environment import Settings, configure_logging
-from unidist.settings.placement import Placement, read_placement
+from unidist.settings.placement import Placement, ignored_tasks, read_placement
 from unidist.settings.rank_process import ReportMemory, announce_rank_process
 from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike, build, make_plan
 from unidist.timeline import Recorder, Timeline
 from unidist.topology import Topology
-from unidist.waits import watch_names
 
 _log = logging.getLogger("unidist")
 
@@ -95,7 +94,7 @@ class Context:
                 per_tensor=settings.timeline_per_tensor,
             )
         self._closing.callback(self.recorder.stop)
-        self.progress = Progress(
+        self.progress = ProgressReporter(
             self.topology.rank, ReportMemory.inherited(), self.recorder, counts_samples=self._is_first_of_model
         )
         """What this rank tells the launcher."""
@@ -173,7 +172,7 @@ class Context:
         return self.axis_rank(SAMPLE_AXES), self._told_data_size
 
     def _is_first_of_model(self) -> bool:
-        """Say whether no other rank that trains on the same samples comes before this one."""
+        """Return whether no other rank that trains on the same samples comes before this one."""
         mesh = self.plan.mesh
         dividing = mesh.members(SAMPLE_AXES)
         coordinates = mesh.coordinates(self.topology.rank)
@@ -257,6 +256,7 @@ class Context:
     def step_applied(self, step: int) -> None:
         """Tell plugins that an update was applied."""
         self.progress.step()
+        self._communicators.monitor.num_updates += 1
         if self.plugins.listens("unidist_step_applied"):
             self.plugins.notify("unidist_step_applied", context=self, step=step)
 
@@ -281,7 +281,10 @@ class Context:
             names = communicator.named_operations(options)
         else:
             names = Negotiator(communicator, options)
-        return watch_names(names, communicator, self._communicators.monitor)
+        names.observed = communicator.observed
+        if names.observed is not None:
+            names.observed.handles = {}
+        return names
 
 
 _lock = threading.Lock()
@@ -310,6 +313,14 @@ def init(settings: Settings | None = None) -> Context:
         if announce_rank_process():
             _freeze_imports()
         chosen = Settings.read() if settings is None else settings
+        if tasks := ignored_tasks():
+            _log.warning(
+                "TF_CONFIG names %d processes that train together, and this one was started by no launcher that "
+                "unidist knows: it trains alone. Start all of them by `unidist launch -np %d -H HOST:1,...`, and leave "
+                "TF_CONFIG out",
+                tasks,
+                tasks,
+            )
         context = _current = _connected(chosen)
     context.plugins.notify("unidist_initialized", context=context)
     return context
@@ -377,6 +388,7 @@ def shutdown() -> None:
     with _lock:
         context, _current = _current, None
     if context is not None:
+        context.process_sets.forget_scopes()
         context.plugins.notify("unidist_shutdown", context=context)
         context.close()
 
@@ -409,11 +421,14 @@ def current() -> Context:
     return _current
 
 
+def plugins() -> PluginManager:
+    """Return the plugins of this process, before `init()` too."""
+    return _manager((_current.settings if _current is not None else Settings.read()).disabled_plugins)
+
+
 def engine_usable(name: str) -> bool:
     """Return whether an engine of this name is registered, and usable on this machine. Before `init()` too."""
-    disabled = _current.settings.disabled_plugins if _current is not None else Settings.read().disabled_plugins
-    engines = _manager(disabled).engines
-    return any(spec.name == name and spec.load().availability().usable for spec in engines)
+    return any(spec.name == name and spec.load().availability().usable for spec in plugins().engines)
 
 
 def _manager(disabled: tuple[str, ...]) -> PluginManager:
@@ -429,6 +444,7 @@ def _forget_in_child() -> None:
     _lock = threading.Lock()
     if _current is not None:
         _orphans.append(_current)  # kept, so that nothing is finalised in the child
+        _current.process_sets.forget_scopes()
         _current = None
 
 
@@ -436,4 +452,4 @@ _orphans: list[Any] = []
 os.register_at_fork(after_in_child=_forget_in_child)
 atexit.register(shutdown)
 
-__all__ = ["Context", "begin_job", "current", "engine_usable", "init", "is_initialized", "shutdown"]
+__all__ = ["Context", "begin_job", "current", "engine_usable", "init", "is_initialized", "plugins", "shutdown"]

@@ -16,6 +16,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from unidist.engine import EngineSpec
+    from unidist.facade import FacadeNameSpec
     from unidist.framework import FrameworkSpec
     from unidist.gradients import CompressorSpec
     from unidist.launcher import LauncherSpec
@@ -55,6 +56,14 @@ def unidist_register_launchers(registry: Registry[LauncherSpec]) -> None:
 @hookspec
 def unidist_register_bindings(registry: Registry[BindingSpec]) -> None:
     """Register a strategy's binding to a framework: `registry.add(BindingSpec("zero", "torch", "module:Class"))`."""
+
+
+@hookspec
+def unidist_register_facade_names(registry: Registry[FacadeNameSpec]) -> None:
+    """Register names of `unidist.torch` and its like: `registry.add(FacadeNameSpec("torch", "name", "module:object"))`.
+
+    Asked for when a script uses a name that the module does not define itself.
+    """
 
 
 @hookspec

@@ -19,6 +19,7 @@ import pluggy
 
 from unidist.engine import EngineSpec
 from unidist.errors import ConfigurationError, PluginError, UsageError, unknown_choice
+from unidist.facade import FacadeNameSpec
 from unidist.framework import Framework, FrameworkSpec
 from unidist.gradients import CompressorSpec
 from unidist.launcher import LauncherSpec
@@ -78,6 +79,7 @@ class PluginManager:
             BindingSpec,
             CompressorSpec,
             LauncherSpec,
+            FacadeNameSpec,
         ]
         """The spec classes of all kinds of plugins: those of the core, and what plugins add."""
         self._registries: dict[type[Any], Registry[Any]] = {}
@@ -171,6 +173,11 @@ class PluginManager:
                 framework = spec.load()
                 if framework.is_model(model):
                     return framework
+                if framework.is_tensor(model):
+                    raise UsageError(
+                        f"a strategy divides the model, and here it is a single tensor of {spec.name}, which has no "
+                        "names of parameters. Give a model; with JAX a tree, such as {'w': array}"
+                    )
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         known = ", ".join(sorted(spec.name for spec in self.frameworks)) or "none"
         raise UsageError(f"{kind} is no model of a framework that unidist knows; it knows: {known}")

@@ -18,7 +18,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _MAX_VALUES = 16
 
 
-class Progress:
+class ProgressReporter:
     """Counts steps and samples, and tells the launcher a few times a second. Costs nothing without a launcher.
 
     The script's thread calls it.
@@ -116,4 +116,4 @@ def _resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
 
 
-__all__ = ["Progress"]
+__all__ = ["ProgressReporter"]

@@ -2,7 +2,8 @@
 
 A process sees the devices that its driver shows, as far as CUDA_VISIBLE_DEVICES lists them. The launcher leaves that
 variable alone: all ranks of a host see the same devices, and each uses the one of its local rank. A script or a batch
-system may instead show each rank its own device only; that is then device 0.
+system may instead show each rank its own device only; that is then device 0. With NCCL_MULTI_RANK_GPU_ENABLE=1 ranks
+share devices where there are too few.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from unidist.errors import ConfigurationError
 from unidist.topology import Topology
 
-__all__ = ["device_index", "installed_devices", "num_visible", "visible_devices"]
+__all__ = ["device_index", "installed_devices", "num_visible", "ranks_may_share", "visible_devices"]
 
 _NVML = "libnvidia-ml.so.1"
 _PROC = Path("/proc/driver/nvidia/gpus")
@@ -72,13 +73,21 @@ def visible_devices(environ: Mapping[str, str] | None = None) -> int:
     return num_visible(env.get("CUDA_VISIBLE_DEVICES"), installed_devices())
 
 
-def device_index(topology: Topology, *, visible: int, installed: int | None = None) -> int | None:
+def ranks_may_share(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether several ranks may use one device, as NCCL 2.30 and newer can if this variable allows it."""
+    return (os.environ if environ is None else environ).get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
+def device_index(
+    topology: Topology, *, visible: int, installed: int | None = None, environ: Mapping[str, str] | None = None
+) -> int | None:
     """Return the index of the device that a rank uses, among those that it sees; None if it sees none.
 
     Args:
         topology: the rank's place.
         visible: number of devices that the rank sees.
         installed: number of devices of its host; default: asked for where it matters.
+        environ: the rank's environment; default: this process's.
 
     Raises:
         ConfigurationError: the rank sees some devices, but fewer than its host has ranks.
@@ -87,11 +96,16 @@ def device_index(topology: Topology, *, visible: int, installed: int | None = No
         return None
     if topology.local_size <= visible:
         return topology.local_rank
-    on_host = installed_devices() if installed is None else installed
-    if visible == 1 and topology.local_size <= on_host:
-        return 0  # each rank is shown its own: an engine that needs that checks that no two are the same
+    env = os.environ if environ is None else environ
+    if ranks_may_share(env):
+        return topology.local_rank % visible
+    if visible == 1:  # if each rank is shown its own: an engine that needs that checks that no two are the same
+        is_slice = env.get("CUDA_VISIBLE_DEVICES", "").strip().startswith("MIG-")  # of which a device has several
+        if is_slice or topology.local_size <= (installed_devices() if installed is None else installed):
+            return 0
     raise ConfigurationError(
         f"rank {topology.rank} sees {visible} CUDA device(s), and its host runs {topology.local_size} ranks: there is "
-        f"no device for each. Start at most {visible} ranks on this host (-np, or slots of -H), or hide the devices "
-        "from the ranks with CUDA_VISIBLE_DEVICES= to train on the CPU."
+        f"no device for each. Start at most {visible} ranks on this host (-np, or slots of -H), let ranks share "
+        "devices with NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or newer), or hide the devices from the ranks with "
+        "CUDA_VISIBLE_DEVICES= to train on the CPU."
     )

@@ -194,7 +194,7 @@ class Settings:
         start_timeout = first_set(env, "UNIDIST_START_TIMEOUT_SEC", "HOROVOD_START_TIMEOUT")
         mark_cycles = first_set(env, "UNIDIST_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES")
         autotune_log = first_set(env, "UNIDIST_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG")
-        stall_check, stall_shutdown = _stall_times(env, default)
+        stall_check, stall_shutdown = stall_times(env)
         return cls(
             engine=env.get("UNIDIST_ENGINE") or "auto",
             strategy=env.get("UNIDIST_STRATEGY", ""),
@@ -292,13 +292,13 @@ def _log_timestamp(env: Mapping[str, str]) -> bool:
     return bool(env.get("HOROVOD_LOG_HIDE_TIME")) and integer(env, "HOROVOD_LOG_HIDE_TIME", 1) == 0
 
 
-def _stall_times(env: Mapping[str, str], default: Settings) -> tuple[timedelta, timedelta]:
+def stall_times(env: Mapping[str, str]) -> tuple[timedelta, timedelta]:
     """Return the ages at which a waiting operation is reported and at which it ends the job; zero: never."""
     check = first_set(env, "UNIDIST_STALL_CHECK_SEC", "HOROVOD_STALL_CHECK_TIME_SECONDS")
     shutdown = first_set(env, "UNIDIST_STALL_SHUTDOWN_SEC", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS")
     times = (
-        seconds(env, check, default.stall_check, zero_allowed=True),
-        seconds(env, shutdown, default.stall_shutdown, zero_allowed=True),
+        seconds(env, check, Settings.stall_check, zero_allowed=True),
+        seconds(env, shutdown, Settings.stall_shutdown, zero_allowed=True),
     )
     if integer(env, "HOROVOD_STALL_CHECK_DISABLE", 0) > 0:
         # It switches off Horovod's times, not ours: a variable of ours wins over any of Horovod's.

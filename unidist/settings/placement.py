@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import MeetingPlace
-from unidist.settings.environment import ROLE_VARIABLE, elastic_timeout
+from unidist.settings.environment import ROLE_VARIABLE, elastic_timeout, stall_times
 from unidist.settings.inherited import path_of_inherited
 from unidist.settings.launcher_variables import CONTRACTS, Contract
 from unidist.settings.values import integer, required, seconds
@@ -51,6 +52,23 @@ def read_placement(environ: Mapping[str, str] | None = None) -> Placement:
         if contract.marker in env and (contract.source != "srun" or integer(env, "SLURM_STEP_NUM_TASKS", 1) > 1):
             return _read_contract(env, contract)
     return Placement(Topology())
+
+
+def ignored_tasks(environ: Mapping[str, str] | None = None) -> int:
+    """Return how many processes train together by TF_CONFIG, where it is all that says so; 0: it says no such thing.
+
+    TensorFlow's own strategies read it in a script that `python` has started on each host. No launcher has told this
+    process its place, so it is alone.
+    """
+    env = os.environ if environ is None else environ
+    if read_placement(env).source != "none":
+        return 0
+    try:
+        cluster = json.loads(env.get("TF_CONFIG", ""))["cluster"]
+        tasks = sum(len(cluster.get(role, ())) for role in ("chief", "worker"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return 0
+    return tasks if tasks > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -134,6 +152,7 @@ def _read_contract(env: Mapping[str, str], contract: Contract) -> Placement:
             key,
             secret,
             timeout=elastic_timeout(env),
+            stall_shutdown=stall_times(env)[1],
             orphan_timeout=seconds(env, "UNIDIST_ORPHAN_TIMEOUT_SEC", timedelta(0), zero_allowed=True),
         )
     return Placement(topology, contract.source, key, secret, place, worker)

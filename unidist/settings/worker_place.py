@@ -17,6 +17,7 @@ class WorkerPlace:
         job_key: equal on all workers of this host.
         secret: the job's secret.
         timeout: longest wait to be admitted to a generation.
+        stall_shutdown: longest wait for a rank that does nothing; 0: the one before.
         orphan_timeout: time for a coordinator that is gone to come back; 0: it does not.
     """
 
@@ -26,4 +27,10 @@ class WorkerPlace:
     job_key: str
     secret: bytes
     timeout: timedelta
+    stall_shutdown: timedelta = timedelta(0)
     orphan_timeout: timedelta = timedelta(0)
+
+    @property
+    def patience(self) -> timedelta:
+        """The longest wait for a rank that does not come back from a generation that has ended."""
+        return min(self.timeout, self.stall_shutdown or self.timeout)

@@ -11,7 +11,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.strategy.bindings import BindingSpec, find_binding
-    from unidist.strategy.composition import Described, Option, Pair, described, pairs
+    from unidist.strategy.composition import DescribedStrategy, Option, Pair, described, pairs
     from unidist.strategy.elastic_support import check_plan, obstacle
     from unidist.strategy.interface import (
         ActsOnGradients,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from unidist.strategy.plan import StrategyLike, build, make_plan
 
 __all__ = [
-    "ActsOnGradients", "BindingSpec", "ChoosesPrecision", "Described", "GradientOwner", "InitializesModels",
+    "ActsOnGradients", "BindingSpec", "ChoosesPrecision", "DescribedStrategy", "GradientOwner", "InitializesModels",
     "KeepsDivision", "NamesPlugins", "Option", "OutlivesRanks", "OwnsParameters", "Pair", "Plan", "RunsSideProcesses",
     "RunsSteps", "ShardsUpdates", "Strategy", "StrategyLike", "StrategySpec", "SurvivesLoss", "UpdateGate", "build",
     "check_initialized_by", "check_plan", "described", "find_binding", "make_plan", "obstacle", "pairs",
@@ -44,7 +44,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "bindings": "BindingSpec find_binding",
-        "composition": "Described Option Pair described pairs",
+        "composition": "DescribedStrategy Option Pair described pairs",
         "elastic_support": "check_plan obstacle",
         "interface": (
             "ActsOnGradients ChoosesPrecision GradientOwner KeepsDivision NamesPlugins OutlivesRanks OwnsParameters "

@@ -47,7 +47,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Described:
+class DescribedStrategy:
     """One strategy.
 
     Args:
@@ -85,7 +85,7 @@ class Pair:
     error: str = ""
 
 
-def described(plugins: Plugins) -> list[Described]:
+def described(plugins: Plugins) -> list[DescribedStrategy]:
     """Return all strategies that can be loaded, in the order of registration."""
     registry = plugins.registry(StrategySpec)
     found = []
@@ -95,14 +95,14 @@ def described(plugins: Plugins) -> list[Described]:
         except PluginError:
             continue  # `unidist plugins` tells
         found.append(
-            Described(
+            DescribedStrategy(
                 spec.name, registry.origin_of(spec.name), spec.summary, cls.axis, _options(cls), _examples(spec, cls)
             )
         )
     return found
 
 
-def pairs(strategies: typing.Sequence[Described], plugins: Plugins) -> list[Pair]:
+def pairs(strategies: typing.Sequence[DescribedStrategy], plugins: Plugins) -> list[Pair]:
     """Return for each two examples of different strategies whether they go together."""
     found = []
     for one, other in itertools.combinations(strategies, 2):

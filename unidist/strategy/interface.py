@@ -79,19 +79,72 @@ class Plan:
         assert found is not None, f"a plan without a {capability.__name__}: it was not made by make_plan"
         return found
 
+    # The questions to strategies that adapters and other strategies have, each asked in this class alone
+
+    @property
+    def owner(self) -> GradientOwner:
+        """The strategy that exchanges the gradients."""
+        return self.the(GradientOwner)
+
+    @property
+    def steps_alone(self) -> bool:
+        """Whether a rank may make a step while the others make none: see `GradientOwner.steps_alone`."""
+        return self.owner.steps_alone
+
+    @property
+    def shards_updates(self) -> ShardsUpdates | None:
+        """The strategy by which each rank updates a shard of the parameters; None: each updates all that it has."""
+        return self.find(ShardsUpdates)
+
+    @property
+    def owns_parameters(self) -> OwnsParameters | None:
+        """The strategy that keeps the parameters outside of the models; None: models have them."""
+        return self.find(OwnsParameters)
+
+    @property
+    def runs_steps(self) -> RunsSteps | None:
+        """The strategy that runs forward and backward passes itself; None: the script's loop does, or `TrainStep`."""
+        return self.find(RunsSteps)
+
+    @property
+    def gate(self) -> UpdateGate | None:
+        """The strategy that counts the backward passes of an update; None: each pass is one, or the script counts."""
+        return self.find(UpdateGate)
+
+    @property
+    def gradient_rules(self) -> list[ActsOnGradients]:
+        """The strategies that change reduced gradients before the inner step, in the order in which they do."""
+        return self.all(ActsOnGradients)
+
+    @property
+    def chooses_precision(self) -> ChoosesPrecision | None:
+        """The strategy that chooses types; None: each parameter has its own."""
+        return self.find(ChoosesPrecision)
+
     @property
     def precision(self) -> Precision | None:
         """The types in which the model computes, is stored and is updated; None: each parameter in its own type."""
-        chooser = self.find(ChoosesPrecision)
+        chooser = self.chooses_precision
         return None if chooser is None else chooser.precision(self)
+
+    @property
+    def dividers(self) -> list[str]:
+        """The names of strategies because of which a rank has a part of the model, or does not run its passes."""
+        divided = [axis for axis, size in self.mesh.axes.items() if axis != DATA_AXIS and size > 1]
+        return [item.name for item in self.strategies if isinstance(item, RunsSteps) or item.axis in divided]
+
+    @property
+    def keeps_division(self) -> list[KeepsDivision]:
+        """The strategies whose division of the model outlives a change of the ranks, innermost first."""
+        return [item for item in self.innermost_first if isinstance(item, KeepsDivision)]
 
     def prepare(self, model: Any, context: RuntimeAPI) -> Any:
         """Return the model as this rank holds it: first its types are changed, then each strategy partitions it.
 
         Every rank calls it with the whole model. Collective if a strategy's `partition` is.
         """
-        for chooser in self.all(ChoosesPrecision):
-            model = chooser.prepare(model, self, context)
+        if self.chooses_precision is not None:
+            model = self.chooses_precision.prepare(model, self, context)
         for item in self.innermost_first:
             model = item.partition(model, context)
         return model
@@ -166,6 +219,17 @@ class Strategy(ABC):
         """
         return ""
 
+    def prepare_update(self, update: Update, framework: Framework) -> None:  # noqa: B027 - optional event
+        """Called on every rank when the updates of an optimizer are planned, before it is bound. Not collective.
+
+        A strategy that keeps something for each optimizer lets it `update.follow`; the options of the exchange may be
+        changed here.
+
+        Args:
+            update: of one optimizer, without parameters so far.
+            framework: of the optimizer.
+        """
+
     def attach(self, model: Any, update: Update, framework: Framework) -> None:  # noqa: B027 - optional event
         """Called by `distribute` on every rank when the optimizer is bound, in the order of the strategies.
 
@@ -196,6 +260,8 @@ class Strategy(ABC):
 
 class GradientOwner(ABC):
     """Capability: exchanges the gradients on the data axis. A run has exactly one owner (default: `data`)."""
+
+    name: ClassVar[str]
 
     @property
     def completes_in_backward(self) -> bool:
@@ -229,6 +295,8 @@ class ShardsUpdates(BringsInnerStep):
     the framework updates that shard and sends the new parameters to all ranks.
     """
 
+    name: ClassVar[str]
+
 
 class OwnsParameters(BringsInnerStep):
     """Capability of a `GradientOwner`: keeps the parameters outside of the models, where pushed changes are applied.
@@ -255,6 +323,8 @@ class RunsSteps(ABC):
     refuses it.
     """
 
+    name: ClassVar[str]
+
     @abstractmethod
     def step_runner(self, framework: Framework, context: RuntimeAPI) -> MakesStepRunner:
         """Return the factory of step runners for models that `partition` has returned.
@@ -272,6 +342,8 @@ class ChoosesPrecision(ABC):
 
     `unidist.gradients.precision` describes how they are used; other code reads `Plan.precision`.
     """
+
+    name: ClassVar[str]
 
     @abstractmethod
     def precision(self, plan: Plan) -> Precision:
@@ -294,6 +366,8 @@ class ActsOnGradients(ABC):
     If several strategies do, their rules are applied in the order of the strategies.
     """
 
+    name: ClassVar[str]
+
     @abstractmethod
     def gradient_rule(self) -> GradientRule:
         """Return a rule for one optimizer; called when the optimizer is bound."""
@@ -301,6 +375,8 @@ class ActsOnGradients(ABC):
 
 class UpdateGate(ABC):
     """Capability: decides how many backward passes make one update. At most one per run."""
+
+    name: ClassVar[str]
 
     @property
     @abstractmethod
@@ -331,6 +407,8 @@ class KeepsDivision(ABC):
     A rank that stays keeps its part. One that joins has built the whole model, alone, and divides it as the others have
     divided theirs. A strategy without this capability, nor `SurvivesLoss`, cannot divide a model in an elastic job.
     """
+
+    name: ClassVar[str]
 
     @abstractmethod
     def division(self, model: Any, context: RuntimeAPI) -> Any:
@@ -411,6 +489,8 @@ class StrategySpec:
         name: in `--strategy`.
         path: "module:Class" of an `unidist.strategy.interface.Strategy` dataclass.
         summary: one line for lists.
+        launch_options: its options that `unidist launch` has as well, `--NAME N`: names and help. They are whole
+            numbers, from 0.
     """
 
     kind: ClassVar[str] = "strategy"
@@ -419,6 +499,7 @@ class StrategySpec:
     name: str
     path: str
     summary: str
+    launch_options: tuple[tuple[str, str], ...] = ()
 
     def load(self) -> type[Strategy]:
         """Import and return the class."""

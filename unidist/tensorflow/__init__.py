@@ -1,5 +1,7 @@
 """The TensorFlow facade: `import unidist.tensorflow as ud` (or `as hvd`, in a Horovod script)."""
 
+from typing import TYPE_CHECKING
+
 from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import (
     add_process_set,
@@ -32,8 +34,8 @@ from unidist.horovod_api.lifecycle import (
 from unidist.horovod_api.reduce_ops import reduction_of as handle_average_backwards_compatibility
 from unidist.horovod_api.util import num_rank_is_power_2 as check_num_rank_power_of_2
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
+from unidist.runtime.facade_names import names_of_plugins
 from unidist.tensorflow import compression, data, elastic, functions, keras, mpi_ops, sync_batch_norm
-from unidist_data_service._tensorflow import data_service
 from unidist_tensorflow.basics import (
     buffer,
     cuda_built,
@@ -90,6 +92,9 @@ from unidist_tensorflow.training.distributed_optimizer import distribute
 from unidist_tensorflow.training.tf1 import DistributedOptimizer
 from unidist_tensorflow.training.train_step import TrainStep
 
+if TYPE_CHECKING:
+    from unidist_data_service._tensorflow import data_service as data_service
+
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "DistributedGradientTape",
     "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "Op", "PartialDistributedGradientTape",
@@ -97,7 +102,7 @@ __all__ = [
     "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "buffer",
     "ccl_built", "check_num_rank_power_of_2", "compression", "cross_rank", "cross_size", "cuda_built", "data",
-    "data_rank", "data_service", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions",
+    "data_rank", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions",
     "gather_samples", "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather",
     "grouped_allreduce", "grouped_reducescatter", "handle_average_backwards_compatibility", "init", "is_homogeneous",
     "is_initialized", "join", "keras", "load", "local_rank", "local_rank_op", "local_size", "local_size_op",
@@ -105,3 +110,5 @@ __all__ = [
     "rank_op", "recv", "reducescatter", "remove_process_set", "report", "rocm_built", "role", "save", "seed", "send",
     "shard", "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "sync_batch_norm", "world",
 ]  # fmt: skip
+
+__getattr__, __dir__ = names_of_plugins(__name__)

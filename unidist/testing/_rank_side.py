@@ -19,7 +19,7 @@ from unidist.testing.leaks import Resources, leaked_since
 
 
 @dataclass(frozen=True)
-class Connector:
+class EngineConnector:
     """Makes communicators of one engine on this rank, the way `init()` does, without a context.
 
     Args:
@@ -74,7 +74,7 @@ _warm: set[tuple[str, bool, int]] = set()
 _numbers = itertools.count()
 
 
-def run_connecting(connector: Connector, case: Callable[..., Any], args: Sequence[Any]) -> Any:
+def run_connecting(connector: EngineConnector, case: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Run `case(connector, *args)` on this rank and make sure that it leaves nothing behind."""
     # With the size: of a process that served a smaller world before, the others have not been part.
     kind = (connector.engine, connector.wrap is None, read_placement().topology.world_size)
@@ -89,12 +89,12 @@ def run_connecting(connector: Connector, case: Callable[..., Any], args: Sequenc
     return result
 
 
-def run_connected(connector: Connector, case: Callable[..., Any], args: Sequence[Any]) -> Any:
+def run_connected(connector: EngineConnector, case: Callable[..., Any], args: Sequence[Any]) -> Any:
     """Run `case(communicator, *args)` on this rank over a fresh communicator; see `run_connecting`."""
     return run_connecting(connector, _with_communicator, (case, args))
 
 
-def _with_communicator(connector: Connector, case: Callable[..., Any], args: Sequence[Any]) -> Any:
+def _with_communicator(connector: EngineConnector, case: Callable[..., Any], args: Sequence[Any]) -> Any:
     communicator = connector.connect("case")
     try:
         return case(communicator, *args)

@@ -100,7 +100,7 @@ class CommunicatorConformance:
 
     def _run(self, size: int, runner: Callable[..., Any], case: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
         meeting = secrets.token_hex(4)
-        connector = _rank_side.Connector(self.engine, meeting, self.case_timeout / 3, type(self).wrap)
+        connector = _rank_side.EngineConnector(self.engine, meeting, self.case_timeout / 3, type(self).wrap)
         pool = self._rank_pool(size, env=self.env)
         return pool.run(runner, (connector, case, args), timeout=self.case_timeout)
 
@@ -267,7 +267,7 @@ class CommunicatorConformance:
         self._need_processes()
         victim = group_size - 1 if moment in ("recv", "barrier") else group_size // 2
         meeting = secrets.token_hex(4)
-        connector = _rank_side.Connector(self.engine, meeting, self.case_timeout / 3, type(self).wrap)
+        connector = _rank_side.EngineConnector(self.engine, meeting, self.case_timeout / 3, type(self).wrap)
         pool = self._rank_pool(group_size, env=self.env)
         per_rank = [((victim, moment, rank),) for rank in range(group_size)]
         outcomes = pool.run(

@@ -296,6 +296,20 @@ class FrameworkConformance:
             assert self.adapter.is_tensor(parameter)
             assert parameter is second[path], f"{path!r} is another object in each call"
 
+    def test_a_parameter_is_read_and_given_new_elements(self) -> None:
+        parameters = list(self.adapter.parameters(self.samples.model()).values())
+        stored = []
+        for number, parameter in enumerate(parameters):
+            count, dtype = self.adapter.buffer(parameter).count, self.adapter.dtype(parameter)
+            values = _values(dtype, count, number)
+            try:
+                self.adapter.store(parameter, self._filled(values, dtype))
+            except UsageError:
+                pytest.skip(f"parameters of {self.framework} do not change")
+            stored.append(values)
+        for parameter, values in zip(parameters, stored, strict=True):
+            _check_equal(self.adapter.buffer(parameter), values, "a parameter that was given new elements")
+
     def test_the_state_of_a_model_is_all_that_must_be_equal_at_the_start(self) -> None:
         model = self.samples.model()
         state, parameters = self.adapter.model_state(model), self.adapter.parameters(model)

@@ -1,5 +1,7 @@
 """The PyTorch facade: `import unidist.torch as ud` (or `as hvd`, in a Horovod script)."""
 
+from typing import TYPE_CHECKING
+
 from unidist.errors import HorovodInternalError
 from unidist.horovod_api.lifecycle import (
     add_process_set,
@@ -30,8 +32,8 @@ from unidist.horovod_api.lifecycle import (
     world,
 )
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
-from unidist.torch import compression, context, elastic, functions, mpi_ops, optimizer, sync_batch_norm
-from unidist_data_service._torch import data_service
+from unidist.runtime.facade_names import names_of_plugins
+from unidist.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 from unidist_torch.basics import buffer, cuda_built, device, empty, nccl_built, rocm_built, seed
 from unidist_torch.checkpoint.api import load, save
 from unidist_torch.checkpoint.pretrained import load_pretrained, save_pretrained
@@ -91,13 +93,19 @@ from unidist_torch.training.distributed_optimizer import DistributedOptimizer, d
 from unidist_torch.training.metrics import metrics
 from unidist_torch.training.train_step import TrainStep
 
+if TYPE_CHECKING:
+    import unidist_context_parallel.torch
+    from unidist_data_service._torch import data_service as data_service
+
+    context = unidist_context_parallel.torch
+
 __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "GroupHandle", "Handle", "HorovodInternalError", "Max",
     "Min", "Op", "ProcessSet", "Product", "Sum", "SyncBatchNorm", "TrainStep", "add_process_set", "allgather",
     "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
     "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
     "broadcast_optimizer_state", "broadcast_parameters", "bucketed_backend", "buffer", "ccl_built", "clip_grad_norm_",
-    "clip_grad_value_", "compression", "context", "cross_rank", "cross_size", "cuda_built", "data_rank", "data_service",
+    "clip_grad_value_", "compression", "cross_rank", "cross_size", "cuda_built", "data_rank",
     "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions", "gather_samples",
     "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
     "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
@@ -108,3 +116,5 @@ __all__ = [
     "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm", "synchronize",
     "world",
 ]  # fmt: skip
+
+__getattr__, __dir__ = names_of_plugins(__name__)

@@ -1,6 +1,6 @@
-"""The start of every adapter's binding: the `Update` of a plan, agreement on parameters, mean loss, data shards.
+"""The start of every adapter's binding: `Update`, `distribute` and `TrainStep` by a plan, mean loss, data shards.
 
-Imports `runtime`, `checkpoint.format`, `strategy` and the folders below.
+Imports `elastic`, `runtime`, `horovod_api`, `checkpoint.format`, `strategy`, `verification` and the folders below.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
         check_leaves_model,
         planned_update,
     )
+    from unidist.training.distribution import Distribution
     from unidist.training.division import fingerprint, global_batches, length_of_rank, part_of_rank
-    from unidist.training.end_of_run import EndOfRun, never_complete
+    from unidist.training.end_of_run import EndOfRun, never_applied, never_complete
     from unidist.training.loader_state import LoaderPosition, LoaderState
-    from unidist.training.mean_loss import MeanLoss
+    from unidist.training.mean_loss import MeanLoss, SampleWeight
     from unidist.training.reading import read_ahead, timed
     from unidist.training.sample_axis import SampleAxis
     from unidist.training.seeding import seed_python
     from unidist.training.sharding import Tail, check_tail, padded_share, share, shuffled
+    from unidist.training.train_step import PlannedStep, Trees
 
 __all__ = [
-    "Described", "Description", "EndOfRun", "LoaderPosition", "LoaderState", "MeanLoss", "SampleAxis", "Tail",
-    "autotune", "averages", "check_counts_alone", "check_equal", "check_leaves_loop", "check_leaves_model",
-    "check_tail", "fingerprint", "global_batches", "length_of_rank", "never_complete", "padded_share", "part_of_rank",
-    "planned_update", "read_ahead", "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
+    "Described", "Description", "Distribution", "EndOfRun", "LoaderPosition", "LoaderState", "MeanLoss", "PlannedStep",
+    "SampleAxis", "SampleWeight", "Tail", "Trees", "autotune", "averages", "check_counts_alone", "check_equal",
+    "check_leaves_loop", "check_leaves_model", "check_tail", "fingerprint", "global_batches", "length_of_rank",
+    "never_applied", "never_complete", "padded_share", "part_of_rank", "planned_update", "read_ahead", "seed_python",
+    "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -41,13 +44,15 @@ __getattr__ = lazy_names(
         "": "autotune",
         "agreement": "Described Description check_equal sparse_anywhere trained_anywhere",
         "binding": "averages check_counts_alone check_leaves_loop check_leaves_model planned_update",
+        "distribution": "Distribution",
         "division": "fingerprint global_batches length_of_rank part_of_rank",
-        "end_of_run": "EndOfRun never_complete",
+        "end_of_run": "EndOfRun never_applied never_complete",
         "loader_state": "LoaderPosition LoaderState",
-        "mean_loss": "MeanLoss",
+        "mean_loss": "MeanLoss SampleWeight",
         "reading": "read_ahead timed",
         "sample_axis": "SampleAxis",
         "seeding": "seed_python",
         "sharding": "Tail check_tail padded_share share shuffled",
+        "train_step": "PlannedStep Trees",
     },
 )

@@ -141,7 +141,7 @@ class Tuner:
                 self._write("gradient_bytes", "update", "bucket_bytes", "cycle_time_ms", "median_update_ms", "decision")
 
     def due(self) -> bool:
-        """Note a completed exchange; say whether it is time for `next_choice`. Equal on every rank."""
+        """Note a completed exchange; return whether it is time for `next_choice`. Equal on every rank."""
         now = self._clock()
         if self._last is not None:
             if self._to_settle:

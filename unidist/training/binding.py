@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from dataclasses import replace
 
 from unidist.checkpoint.format.interface import PlacesParameters
@@ -19,14 +20,9 @@ from unidist.runtime.context import Context
 from unidist.runtime_api import RuntimeAPI
 from unidist.strategy.elastic_support import check_plan
 from unidist.strategy.interface import (
-    ActsOnGradients,
-    ChoosesPrecision,
-    GradientOwner,
     Plan,
-    RunsSteps,
-    UpdateGate,
 )
-from unidist.training.end_of_run import EndOfRun, never_complete
+from unidist.training.end_of_run import EndOfRun, never_applied, never_complete
 
 
 def averages(op: Op) -> bool:
@@ -84,12 +80,12 @@ def planned_update(
                 "this job is elastic, and the optimizer is used with a process set, whose ranks may be lost. Leave "
                 "process_set out, or launch without --min-np, --max-np and --host-discovery-script."
             )
-    gate = plan.find(UpdateGate)
+    gate = plan.gate
     if accumulation is None:
         accumulation = (
             Accumulation(gate.passes_per_update, gate.averages_passes) if gate is not None else Accumulation()
         )
-    owner = plan.the(GradientOwner)
+    owner = plan.owner
     options = replace(options or ExchangeOptions(), precision=plan.precision)
 
     def make_parts(context: RuntimeAPI) -> UpdateParts:
@@ -110,8 +106,12 @@ def planned_update(
         in_backward=in_backward and owner.completes_in_backward,
         places=places if plan.model_axes else None,
     )
-    if accumulation.stepwise and accumulation.passes > 1 and not runtime.is_elastic:
-        runtime.owned(EndOfRun).watch(functools.partial(never_complete, update.window))
+    for item in plan.strategies:
+        item.prepare_update(update, framework)
+    if not runtime.is_elastic:
+        runtime.owned(EndOfRun).watch(functools.partial(never_applied, weakref.ref(update)))
+        if accumulation.stepwise and accumulation.passes > 1:
+            runtime.owned(EndOfRun).watch(functools.partial(never_complete, update.window))
     return update
 
 
@@ -124,7 +124,7 @@ def _rules_of(plan: Plan, context: RuntimeAPI, framework: Framework, options: Ex
         framework: does arithmetic on gradients.
         options: which ranks exchange gradients.
     """
-    rules = [item.gradient_rule() for item in plan.all(ActsOnGradients)]
+    rules = [item.gradient_rule() for item in plan.gradient_rules]
     precision = plan.precision
     scaler = LossScaler(precision.scaling) if precision is not None and precision.scaling is not None else None
     model_axes = plan.model_axes
@@ -147,7 +147,7 @@ def _rules_of(plan: Plan, context: RuntimeAPI, framework: Framework, options: Ex
 
 def check_counts_alone(runtime: Context, backward_passes_per_step: int) -> None:
     """Raise UsageError if the script and a strategy of the command line both count backward passes."""
-    if backward_passes_per_step != 1 and runtime.plan.find(UpdateGate) is not None:
+    if backward_passes_per_step != 1 and runtime.plan.gate is not None:
         raise UsageError(
             f"backward_passes_per_step={backward_passes_per_step} and the command line's accumulate strategy both "
             "accumulate; use one of them"
@@ -156,7 +156,9 @@ def check_counts_alone(runtime: Context, backward_passes_per_step: int) -> None:
 
 def check_leaves_model(plan: Plan, caller: str) -> None:
     """Raise UsageError if a strategy of the plan changes the model, which `caller` does not see."""
-    changing = [item.name for item in plan.strategies if isinstance(item, ChoosesPrecision) or item.changes_model]
+    chooser = plan.chooses_precision
+    types = {chooser.name} if chooser is not None else set()
+    changing = [item.name for item in plan.strategies if item.name in types or item.changes_model]
     if changing:
         raise UsageError(
             f"the model is changed by {' and '.join(map(repr, changing))}, and {caller} has the optimizer only; use "
@@ -166,9 +168,9 @@ def check_leaves_model(plan: Plan, caller: str) -> None:
 
 def check_leaves_loop(plan: Plan) -> None:
     """Raise ConfigurationError if a strategy of the plan runs the passes itself, and the script has its own loop."""
-    running = next((item.name for item in plan.strategies if isinstance(item, RunsSteps)), None)
-    if running is not None:
+    if plan.runs_steps is not None:
         raise ConfigurationError(
-            f"strategy {running!r} runs the forward and backward passes itself, in an order of its own. Replace the "
-            "loop's forward, backward and step by step = TrainStep(model, optimizer, loss_fn) and loss = step(x, y)"
+            f"strategy {plan.runs_steps.name!r} runs the forward and backward passes itself, in an order of its own. "
+            "Replace the loop's forward, backward and step by step = TrainStep(model, optimizer, loss_fn) and loss = "
+            "step(x, y)"
         )

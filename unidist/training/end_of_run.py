@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 from unidist.waits import has_raised
 
 if TYPE_CHECKING:
+    import weakref
+
     from unidist.optim.accumulation import Window
+    from unidist.optim.update import Update
     from unidist.runtime_api import RuntimeAPI
 
-__all__ = ["EndOfRun", "never_complete"]
+__all__ = ["EndOfRun", "never_applied", "never_complete"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,4 +57,20 @@ def never_complete(window: Window) -> str:
         f"accumulate={passes}: the run ends after {made} backward passes with step(), and an update takes {passes}, so "
         f"no parameter was ever updated. Give accumulate={made} or less, or call optimizer.flush() at the end of an "
         "epoch"
+    )
+
+
+def never_applied(reference: weakref.ref[Update]) -> str:
+    """Return a sentence about an optimizer that has got reduced gradients and never made a step; "" for another one.
+
+    Args:
+        reference: to its update, which may be gone.
+    """
+    update = reference()
+    if update is None or update.step or not (update.window.finished or update.window.in_round):
+        return ""
+    return (
+        "the optimizer that was distributed has never made a step, though gradients of its parameters were exchanged. "
+        "If another optimizer has updated them, one that was made before distribute() or again after it, its updates "
+        "may not be those of one process: let the one step that distribute() has returned"
     )

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from typing import Literal, get_args
 
+from unidist.elastic.batches import shuffled
 from unidist.errors import UsageError
 
 Tail = Literal["pad", "drop", "join"]
 """What happens to samples that do not divide: repeat the first ones, leave the last ones out, or deal them out too."""
-
-
-def shuffled(count: int, *, seed: int, epoch: int) -> list[int]:
-    """Return the numbers below `count` in an order that depends on seed and epoch alone."""
-    indices = list(range(count))
-    random.Random(seed + epoch).shuffle(indices)
-    return indices
 
 
 def padded_share(indices: list[int], *, rank: int, size: int) -> list[int]:
@@ -49,3 +42,6 @@ def share(count: int, *, rank: int, size: int, seed: int, epoch: int, shuffle: b
     if tail == "drop":
         order = order[: count - count % size]
     return order[rank::size]
+
+
+__all__ = ["Tail", "check_tail", "padded_share", "share", "shuffled"]

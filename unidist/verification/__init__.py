@@ -20,11 +20,11 @@ if TYPE_CHECKING:
         pending_check,
     )
     from unidist.verification.outputs import Leaf, difference
-    from unidist.verification.replicas import ReplicaCheck, replica_check
+    from unidist.verification.replicas import CheckpointCheck, ReplicaCheck, replica_check
 
 __all__ = [
-    "MAX_COPIED_BYTES", "FirstBatchCheck", "Leaf", "NotComparableError", "ReplicaCheck", "difference",
-    "first_batch_check", "pending_check", "replica_check",
+    "MAX_COPIED_BYTES", "CheckpointCheck", "FirstBatchCheck", "Leaf", "NotComparableError", "ReplicaCheck",
+    "difference", "first_batch_check", "pending_check", "replica_check",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -32,6 +32,6 @@ __getattr__ = lazy_names(
     {
         "first_batch": "MAX_COPIED_BYTES FirstBatchCheck NotComparableError first_batch_check pending_check",
         "outputs": "Leaf difference",
-        "replicas": "ReplicaCheck replica_check",
+        "replicas": "CheckpointCheck ReplicaCheck replica_check",
     },
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -47,13 +47,24 @@ class ReplicaCheck(ChecksBeforeSave):
         divided: ranks may hold different parameters, or parts of them.
         every: compare after each so many updates; 0: after `FIRST_UPDATES` alone.
         warns: warn of a difference, once, instead of raising: Horovod trains ranks that began differently.
+        more: returns digests of 8 bytes of what else is equal on all ranks, by name.
     """
 
     name = "verify"
 
-    def __init__(self, runtime: Context, pieces: Pieces, *, divided: bool, every: int, warns: bool = False) -> None:
+    def __init__(
+        self,
+        runtime: Context,
+        pieces: Pieces,
+        *,
+        divided: bool,
+        every: int,
+        warns: bool = False,
+        more: Callable[[], Mapping[str, bytes]] = dict,
+    ) -> None:
         self._runtime = runtime
         self._pieces = pieces
+        self._more = more
         self._divided = divided
         self._every = every
         self._warns = warns
@@ -72,12 +83,16 @@ class ReplicaCheck(ChecksBeforeSave):
         if self._runtime.is_elastic and context.is_initialized() and not context.is_current(self._runtime):
             self._runtime, self._num_updates = context.current(), 0  # all ranks begin this generation at one update
         self._num_updates += 1
-        if self._num_updates in FIRST_UPDATES or (self._every and self._num_updates % self._every == 0):
-            self.compare(f"after update {step}", whole=bool(self._every))
+        if self.is_due(self._num_updates):
+            self.compare(f"after update {step}")
+
+    def is_due(self, number: int) -> bool:
+        """Return whether to compare after so many updates."""
+        return number in FIRST_UPDATES or (self._every > 0 and number % self._every == 0)
 
     @override
     def before_save(self) -> None:
-        self.compare("at the checkpoint", whole=bool(self._every))
+        self.compare("at the checkpoint")
 
     def state(self) -> dict[str, Any]:
         """Return nothing: a checkpoint keeps no checks."""
@@ -86,19 +101,18 @@ class ReplicaCheck(ChecksBeforeSave):
     def load_state(self, state: dict[str, Any]) -> None:
         """Do nothing."""
 
-    def compare(self, moment: str, *, whole: bool) -> None:
-        """Compare now. Collective over all ranks.
+    def compare(self, moment: str) -> None:
+        """Compare now: every byte with `--verify every=N`, else the first of each piece. Collective over all ranks.
 
         Args:
             moment: for the message.
-            whole: read every byte, else the first ones of each piece.
 
         Raises:
             MismatchError: on every rank; names the first parameter that differs.
         """
         if self._has_warned or not context.is_current(self._runtime):
             return  # another job has begun; its strategies say what becomes of an optimizer of the last one
-        own = digests(self._pieces(), whole=whole)
+        own = {**digests(self._pieces(), whole=self._every > 0), **self._more()}
         differing = self._gathered(own) if self._divided else self._reduced(own)
         if differing:
             name, ranks = differing[0]
@@ -146,8 +160,42 @@ class ReplicaCheck(ChecksBeforeSave):
         return [(name, holders[name]) for name in differing]
 
 
+class CheckpointCheck(ChecksBeforeSave):
+    """Compares when a checkpoint begins. Follows the updates of an optimizer in whose steps no value is at rest.
+
+    Args:
+        check: what compares.
+    """
+
+    name = "verify"
+
+    def __init__(self, check: ReplicaCheck) -> None:
+        self._check = check
+
+    def on_step(self, step: int) -> None:
+        """Do nothing."""
+
+    @override
+    def before_save(self) -> None:
+        self._check.before_save()
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: a checkpoint keeps no checks."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
 def replica_check(
-    runtime: Context, plan: Plan, pieces: Pieces, *, warns: bool = False, in_generations: bool = False
+    runtime: Context,
+    plan: Plan,
+    pieces: Pieces,
+    *,
+    warns: bool = False,
+    in_generations: bool = False,
+    holds_parts: bool = False,
+    more: Callable[[], Mapping[str, bytes]] = dict,
 ) -> ReplicaCheck | None:
     """Return the comparison of the parameters that several ranks hold; None if there is none to be made.
 
@@ -157,6 +205,8 @@ def replica_check(
         pieces: see `Pieces`.
         warns: see `ReplicaCheck`.
         in_generations: in an elastic job, too, whose updates are followed by the same object in each generation.
+        holds_parts: ranks may hold different parameters where the strategies leave the model whole, too.
+        more: see `ReplicaCheck`.
     """
     verify = runtime.settings.verify
     may_differ = not all(strategy.keeps_replicas for strategy in plan.strategies)
@@ -164,8 +214,8 @@ def replica_check(
     if not verify.first or may_differ or is_alone or (runtime.is_elastic and not in_generations):
         return None
 
-    divided = bool(plan.model_axes) or any(strategy.changes_model for strategy in plan.strategies)
-    return ReplicaCheck(runtime, pieces, divided=divided, every=verify.every, warns=warns)
+    divided = holds_parts or bool(plan.model_axes) or any(strategy.changes_model for strategy in plan.strategies)
+    return ReplicaCheck(runtime, pieces, divided=divided, every=verify.every, warns=warns, more=more)
 
 
 def digests(pieces: Sequence[Piece], *, whole: bool = False) -> dict[str, bytes]:
@@ -203,4 +253,4 @@ def _digest(piece: Piece, share: float) -> bytes:
     return hashlib.blake2b(b"%d %d" % (check, length), digest_size=_DIGEST_BYTES).digest()
 
 
-__all__ = ["FIRST_UPDATES", "Pieces", "ReplicaCheck", "digests", "replica_check"]
+__all__ = ["CheckpointCheck", "FIRST_UPDATES", "Pieces", "ReplicaCheck", "digests", "replica_check"]

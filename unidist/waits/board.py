@@ -6,10 +6,6 @@ entered that call. A call that a rank still is in when it answers, it was in whe
 
 When a rank is lost, nothing is judged any more: the others' operations fail, each at its own moment, and they end or
 form another generation, which has a board of its own.
-
-Messages of a rank: "blocked" (its calls), "running", "answer", "left" (its script has ended), "failed" (an operation
-has ended with a lost peer, the script has raised an exception, or its generation ends), "lost?" (which of these ranks
-have ended?). To a rank: "ask", "deadlock", "left", "ended".
 """
 
 from __future__ import annotations
@@ -20,11 +16,31 @@ from typing import Any
 
 from typing_extensions import override
 
-from unidist.control import Action, Message, Send, Service
-from unidist.waits.calls import Group
-from unidist.waits.detection import Activity, BlockedCall, RankState, find_deadlock, missing_ranks, waiting_line
+from unidist.control import Action, Message, Send, Service, unexpected
+from unidist.observation import GroupCalls
+from unidist.waits.detection import (
+    UNEVEN_BATCHES,
+    Activity,
+    BlockedCall,
+    RankState,
+    find_deadlock,
+    missing_ranks,
+    waiting_line,
+)
+from unidist.waits.messages import (
+    Answer,
+    Ask,
+    Blocked,
+    Deadlock,
+    HaveEnded,
+    RankFailed,
+    RankLeft,
+    ReportedCall,
+    Running,
+    WhoHasEnded,
+)
 
-__all__ = ["Board", "blocked_calls", "has_entered", "state_of_left"]
+__all__ = ["Board", "blocked_calls", "ending_of_left", "has_entered", "state_of_left"]
 
 _ANSWER_SEC = 2.0
 """A rank that does not answer by then computes with the interpreter locked: it is taken to be able to go on."""
@@ -46,45 +62,52 @@ class Board(Service):
         self._ask_again = min(_ASK_AGAIN_SEC, report_every / 2) if report_every else _ASK_AGAIN_SEC
         self._report = report
         self._peers: dict[int, int] = {}  # rank by peer
-        self._blocked: dict[int, tuple[float, list[dict[str, Any]]]] = {}  # since when, its calls
-        self._left: dict[int, Mapping[str, Any]] = {}
+        self._blocked: dict[int, tuple[float, tuple[ReportedCall, ...]]] = {}  # since when, its calls
+        self._left: dict[int, RankLeft] = {}
+        self._endings: dict[int, str] = {}  # of those, and of ranks whose scripts have failed
         self._lost: set[int] = set()
         self._asked_for: list[tuple[int, set[int], float]] = []  # by whom, which ranks, when
         self._asked_at = float("-inf")
         self._is_news = False
         self._questions = itertools.count(1)
         self._question = 0  # the open one; 0: none
-        self._calls: list[dict[str, Any]] = []  # that it is about
-        self._answers: dict[int, Message] = {}
+        self._calls: tuple[ReportedCall, ...] = ()  # that it is about
+        self._answers: dict[int, Answer] = {}
         self._reported: dict[tuple[Any, ...], float] = {}
         self._is_over = False
 
     @override
     def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
-        kind, rank = message["type"], int(message["rank"])
-        self._peers[peer] = rank
-        if kind == "blocked":
-            self._blocked[rank] = (now, message["calls"])
-            self._is_news = True
-        elif kind == "running":
-            self._blocked.pop(rank, None)
-        elif kind == "left":
-            self._blocked.pop(rank, None)
-            self._left[rank] = message["groups"]
-            self._is_news = True
-            if rank == 0:  # this board ends with it; the others judge for themselves what they wait for it for
-                return [Send(each, message) for each, other in self._peers.items() if other != rank]
-            return self._tell_ended(now)
-        elif kind == "failed":
-            self._has_lost()
-        elif kind == "lost?":
-            self._has_lost()
-            self._asked_for.append((peer, set(message["ranks"]), now))
-            return self._tell_ended(now)
-        elif kind == "answer" and message["question"] == self._question:
-            self._answers[rank] = message
-            if len(self._answers) == len(self._peers) - len(self._left.keys() & set(self._peers.values())):
-                return self._judge(now)
+        if not isinstance(message, (Blocked, Running, RankLeft, RankFailed, WhoHasEnded, Answer)):
+            raise unexpected(message)
+        rank = self._peers[peer] = message.rank
+        match message:
+            case Blocked(calls=calls):
+                self._blocked[rank] = (now, calls)
+                self._is_news = True
+            case Running():
+                self._blocked.pop(rank, None)
+            case RankLeft():
+                self._blocked.pop(rank, None)
+                self._left[rank] = message
+                self._endings[rank] = ending_of_left(message)
+                self._is_news = True
+                if rank == 0:  # this board ends with it; the others judge for themselves what they wait for it for
+                    return self._pass_on(message)
+                return self._tell_ended(now)
+            case RankFailed():
+                self._has_lost()
+                if message.ending:
+                    self._endings[rank] = message.ending
+                return self._pass_on(message) if rank == 0 else self._tell_ended(now)
+            case WhoHasEnded(ranks=ranks):
+                self._has_lost()
+                self._asked_for.append((peer, set(ranks), now))
+                return self._tell_ended(now)
+            case Answer() if message.question == self._question:
+                self._answers[rank] = message
+                if len(self._answers) == len(self._peers) - len(self._left.keys() & set(self._peers.values())):
+                    return self._judge(now)
         return ()
 
     @override
@@ -97,6 +120,9 @@ class Board(Service):
             self._has_lost()
         return self._tell_ended(now)
 
+    def _pass_on(self, message: RankLeft | RankFailed) -> list[Action]:
+        return [Send(each, message) for each, other in self._peers.items() if other != message.rank]
+
     def _has_lost(self) -> None:
         """Judge nothing from now on."""
         self._is_over = True
@@ -108,8 +134,9 @@ class Board(Service):
         told: list[Action] = []
         waiting = []
         for peer, ranks, since in self._asked_for:
-            if ranks <= self._left.keys() | self._lost or now - since > _ENDED_SEC:
-                told.append(Send(peer, {"type": "ended", "ranks": sorted(ranks & self._left.keys())}))
+            if ranks <= self._endings.keys() | self._lost or now - since > _ENDED_SEC:
+                known = sorted(ranks & self._endings.keys())
+                told.append(Send(peer, HaveEnded(tuple(known), tuple(self._endings[rank] for rank in known))))
             else:
                 waiting.append((peer, ranks, since))
         self._asked_for = waiting
@@ -127,30 +154,30 @@ class Board(Service):
         self._asked_at = now
         self._question = next(self._questions)
         self._answers = {}
-        self._calls = [call for _, calls in self._blocked.values() for call in calls]
-        question = {"type": "ask", "question": self._question, "calls": self._calls}
+        self._calls = tuple(call for _, calls in self._blocked.values() for call in calls)
+        question = Ask(self._question, self._calls)
         return [Send(peer, question) for peer, rank in self._peers.items() if rank not in self._left]
 
     def _judge(self, now: float) -> Iterable[Action]:
         self._question = 0
         states = {rank: self._answered(rank, answer) for rank, answer in self._answers.items()}
-        for rank, groups in self._left.items():
-            states[rank] = state_of_left(rank, groups, self._calls)
+        for rank, left in self._left.items():
+            states[rank] = state_of_left(left, self._calls)
         deadlock = find_deadlock(states)
         if deadlock is not None:
             self._is_over = True
-            return [Send(peer, {"type": "deadlock", "text": deadlock.text}) for peer in self._peers]
+            return [Send(peer, Deadlock(deadlock.text)) for peer in self._peers]
         self._report_waits(states, now)
         return ()
 
-    def _answered(self, rank: int, answer: Message) -> RankState:
-        own = [call for call in self._calls if call["rank"] == rank and call["key"] in answer["blocked"]]
+    def _answered(self, rank: int, answer: Answer) -> RankState:
+        own = [call for call in self._calls if call.rank == rank and call.key in answer.blocked]
         return RankState(
             Activity.BLOCKED if own else Activity.RUNNING,
             blocked_calls(own),
-            answer["where"],
-            {(caller, key) for caller, key in answer["entered"]},
-            answer["inside"],
+            answer.where,
+            set(answer.entered),
+            answer.inside,
         )
 
     def _report_waits(self, states: Mapping[int, RankState], now: float) -> None:
@@ -160,8 +187,8 @@ class Board(Service):
         together: dict[tuple[Any, ...], list[tuple[int, BlockedCall, float]]] = {}
         for rank, (since, calls) in self._blocked.items():
             if rank in states and states[rank].calls:
-                key = tuple(calls[0][part] for part in ("group", "kind", "number", "name"))
-                together.setdefault(key, []).append((rank, states[rank].calls[0], now - since + calls[0]["age"]))
+                key = (calls[0].group, calls[0].kind, calls[0].number, calls[0].name)
+                together.setdefault(key, []).append((rank, states[rank].calls[0], now - since + calls[0].age))
         self._reported = {key: at for key, at in self._reported.items() if key in together}
         for key, waiting in together.items():
             longest = max(seconds for _, _, seconds in waiting)
@@ -173,25 +200,30 @@ class Board(Service):
                 )
 
 
-def blocked_calls(calls: Iterable[Mapping[str, Any]]) -> tuple[BlockedCall, ...]:
+def blocked_calls(calls: Iterable[ReportedCall]) -> tuple[BlockedCall, ...]:
     """Return calls as they were received, for the detection."""
-    return tuple(BlockedCall(call["key"], tuple(call["awaited"]), call["text"], call["asked"]) for call in calls)
+    return tuple(BlockedCall(call.key, call.awaited, call.text, call.asked) for call in calls)
 
 
-def has_entered(group: Group | None, call: Mapping[str, Any]) -> bool:
+def has_entered(group: GroupCalls | None, call: ReportedCall) -> bool:
     """Return whether the rank that `group` is the record of has entered the counterpart of another rank's call."""
-    return group is not None and group.entered(call["kind"], call["number"], call["name"], call["peer"])
+    return group is not None and group.entered(call.kind, call.number, call.name, call.peer)
 
 
-def state_of_left(rank: int, groups: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> RankState:
+def ending_of_left(left: RankLeft) -> str:
+    """Return how a rank has left, and what to do."""
+    return f"{left.ending} {UNEVEN_BATCHES}"
+
+
+def state_of_left(left: RankLeft, calls: Sequence[ReportedCall]) -> RankState:
     """Return the state of a rank that has left, from the counts that it left behind."""
     entered = set()
     for call in calls:
-        counts = groups.get(call["group"])
+        counts = left.groups.get(call.group)
         if counts is None:
             continue
-        group = Group(call["group"], (), "")
+        group = GroupCalls(call.group, (), "")
         group.restore(counts)
         if has_entered(group, call):
-            entered.add((int(call["rank"]), int(call["key"])))
-    return RankState(Activity.LEFT, entered=entered)
+            entered.add((call.rank, call.key))
+    return RankState(Activity.LEFT, entered=entered, ending=left.ending)

@@ -58,6 +58,7 @@ class RankState:
         where: line of the script at which it is, or "".
         entered: the calls of other ranks, as (rank, key), whose counterpart this rank has entered.
         inside: line of the library that the script has called, or "".
+        ending: of a rank that has left, as the end of a sentence about it.
     """
 
     activity: Activity
@@ -65,6 +66,7 @@ class RankState:
     where: str = ""
     entered: Collection[tuple[int, int]] = ()
     inside: str = ""
+    ending: str = "has ended."
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def _lines(states: Mapping[int, RankState], dead: Collection[int]) -> list[str]:
 def _described(rank: int, states: Mapping[int, RankState], is_dead: bool) -> str:
     state = states[rank]
     if state.activity is Activity.LEFT:
-        return "has ended: its script is done, or it called shutdown()"
+        return state.ending
     if not state.calls:
         return _running(state)
     call = state.calls[0]

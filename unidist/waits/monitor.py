@@ -9,24 +9,38 @@ import logging
 import os
 import secrets
 import select
+import sys
+import textwrap
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from typing import Any
 
 from unidist.communicator import Communicator, format_ranks
-from unidist.control import Connection, ConnectionLost, ControlServer, Message, WireError, connect
+from unidist.control import Connection, ConnectionLost, ControlServer, Message, WireError, connect, unexpected
 from unidist.errors import DeadlockError, PeerLostError, StalledError
+from unidist.observation import Call, GroupCalls, GroupCounts, Stack, stacks
 from unidist.rendezvous import Rendezvous
-from unidist.waits.board import Board, blocked_calls, has_entered, state_of_left
-from unidist.waits.calls import Call, Group, Stack, stacks
-from unidist.waits.detection import UNEVEN_BATCHES, Activity, RankState, find_deadlock
-from unidist.waits.script_line import has_raised, innermost, library_line, script_line
+from unidist.waits.board import Board, blocked_calls, ending_of_left, has_entered, state_of_left
+from unidist.waits.detection import Activity, RankState, find_deadlock
+from unidist.waits.messages import (
+    Answer,
+    Ask,
+    Blocked,
+    Deadlock,
+    HaveEnded,
+    RankFailed,
+    RankLeft,
+    ReportedCall,
+    Running,
+    WhoHasEnded,
+)
+from unidist.waits.native_wait import waits_natively
+from unidist.waits.script_line import library_line, raised, script_line
 
-__all__ = ["Monitor", "waits_natively"]
+__all__ = ["Monitor"]
 
 _log = logging.getLogger("unidist")
 
@@ -35,22 +49,10 @@ _SLOWEST_BYTES_PER_SEC = 50e6
 """Named operations and messages of so many bytes may be under way without being blocked."""
 _GRACE_SEC = 0.3
 """From the report of a deadlock until communicators are aborted: the other ranks get it, too."""
+_MOST_CHARS = 300
+"""Of the exception with which a script has ended, in errors of other ranks."""
 _IDLE = 0.5
 """Of one core: a process that uses less computes nothing."""
-
-_native_waits: set[str] = set()
-
-
-def waits_natively(file: str) -> None:
-    """Declare that a thread inside a function of this file may wait in C++ for operations that run on other threads.
-
-    For frameworks that run operations of a graph on threads of their own. While the thread that called `init()` is
-    there, the process uses no CPU time, and another thread is blocked in an operation, the rank counts as blocked.
-
-    Args:
-        file: end of the file's path: "tensorflow/python/eager/execute.py".
-    """
-    _native_waits.add(file)
 
 
 class Monitor:
@@ -64,6 +66,9 @@ class Monitor:
         abort: ends all operations of this rank's communicators with PeerLostError.
         leaves_for_good: a rank that closes its runtime enters nothing more; False: in an elastic job, where another
             generation may follow.
+
+    Attributes:
+        num_updates: of optimizers, which this rank has made.
     """
 
     def __init__(
@@ -83,17 +88,18 @@ class Monitor:
         self._abort = abort
         self._leaves_for_good = leaves_for_good
         self._thread_of_script = threading.get_ident()
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, GroupCalls] = {}
         self._communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self._since: dict[Call, float] = {}
         self._keys: dict[int, Call] = {}  # reported calls by key
         self._next_key = 0
         self._text = ""
         self._found = threading.Event()
-        self._reported: list[dict[str, Any]] = []
-        self._left: dict[int, Mapping[str, Any]] = {}  # ranks that ended and took the board with them
+        self._reported: list[ReportedCall] = []
+        self._left: dict[int, RankLeft] = {}  # ranks that ended and took the board with them
         self._has_failed = False  # an operation ended with a lost peer: what this rank waits in says nothing any more
-        self._ended: set[int] = set()  # the answer to the question which of the lost ranks have ended
+        self._told = ""  # to the script, of ranks that have ended
+        self._endings: dict[int, str] = {}  # the answer to the question which of the lost ranks have ended
         self._answered = threading.Event()
         self._idle_since: float | None = None
         self._cpu = (0.0, 0.0)
@@ -102,10 +108,11 @@ class Monitor:
         self._connection: Connection | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
+        self.num_updates = 0
 
-    # For watched objects
+    # For observed communicators
 
-    def add(self, group: Group, communicator: Communicator) -> None:
+    def add(self, group: GroupCalls, communicator: Communicator) -> None:
         """Keep record of one more group, and remember its communicator without keeping it alive."""
         self._groups[group.name] = group
         self._communicators.add(communicator)
@@ -122,7 +129,7 @@ class Monitor:
             self._found.wait(2 * _GRACE_SEC)  # a peer may have had the report, and aborted, before this rank got it
         if self._text:
             return DeadlockError(self._text)
-        if UNEVEN_BATCHES in str(error):  # of the operation that this one consists of
+        if self._told and self._told in str(error):  # of the operation that this one consists of
             return error
         members = call.group.members
         lost = [members[rank] for rank in error.ranks if rank < len(members)] or members
@@ -130,20 +137,20 @@ class Monitor:
             return error
         line = script_line(threading.get_ident())
         where = f" at {line}" if line else ""
-        return PeerLostError(
-            f"{_ended(ended)} while rank {self._rank} waits in {_text(_context(call))}{where}. "
-            f"{UNEVEN_BATCHES} [{error}]",
-            ranks=error.ranks,
-        )
+        self._told = f"{ended} Rank {self._rank} waits in {_text(_context(call))}{where}."
+        return PeerLostError(f"{self._told} [{error}]", ranks=error.ranks)
 
-    def _which_have_ended(self, lost: Sequence[int]) -> list[int]:
-        """Return the ones of lost ranks whose scripts have ended, as the board knows."""
+    def _which_have_ended(self, lost: Sequence[int]) -> str:
+        """Return how those of lost ranks have ended whose scripts have, as the board knows; "": none has."""
         ranks = set(lost) - {self._rank}
-        if (connection := self._connection) is not None and not self._left.keys() >= ranks:
+        if (connection := self._connection) is not None and not self._endings.keys() >= ranks:
             self._answered.clear()
-            self._send(connection, {"type": "lost?", "rank": self._rank, "ranks": list(ranks)})
+            self._send(connection, WhoHasEnded(self._rank, tuple(ranks)))
             self._answered.wait(_GRACE_SEC)
-        return sorted(ranks & (self._ended | self._left.keys()))
+        together: dict[str, list[int]] = {}
+        for rank in sorted(ranks & self._endings.keys()):
+            together.setdefault(self._endings[rank], []).append(rank)
+        return " ".join(f"{_ranks(found)} {ending}" for ending, found in together.items())
 
     @property
     def reports(self) -> bool:
@@ -195,9 +202,11 @@ class Monitor:
             if self._closed:
                 return
             self._closed = True
-            is_done = self._leaves_for_good and not self._has_failed and not has_raised()
-            kind = "left" if is_done else "failed"
-            message = {"type": kind, "rank": self._rank, "groups": self._counts()}
+            error = raised() or sys.exception()
+            has_raised = error is not None and not isinstance(error, StopIteration)  # that says that data are at an end
+            is_done = self._leaves_for_good and not self._has_failed and not has_raised
+            ending = "" if self._has_failed else _ending(error, self.num_updates)
+            message = RankLeft(self._rank, self._counts(), ending) if is_done else RankFailed(self._rank, ending)
             with contextlib.suppress(ConnectionLost, OSError):
                 if self._connection is not None:
                     self._connection.send(message)
@@ -225,7 +234,7 @@ class Monitor:
         try:
             with self._lock:
                 self._connection = connection
-                connection.send({"type": "running", "rank": self._rank})
+                connection.send(Running(self._rank))
             self._watch(connection)
         except Exception:  # of the other end, or our own: training goes on without it
             _log.debug("the monitor of rank %d ended", self._rank, exc_info=True)
@@ -257,47 +266,46 @@ class Monitor:
             self._look(connection, time.monotonic())
 
     def _received(self, connection: Connection, message: Message) -> None:
-        if message["type"] == "ask":
-            self._answer(connection, message)
-        elif message["type"] == "left":
-            self._left[int(message["rank"])] = message["groups"]
-            self._answered.set()
-        elif message["type"] == "ended":
-            self._ended.update(message["ranks"])
-            self._answered.set()
-        elif message["type"] == "deadlock":
-            self._end(message["text"])
+        match message:
+            case Ask():
+                self._answer(connection, message)
+            case RankLeft():
+                self._left[message.rank] = message
+                self._endings[message.rank] = ending_of_left(message)
+                self._answered.set()
+            case RankFailed(rank, ending):
+                self._endings.update({rank: ending} if ending else {})
+                self._answered.set()
+            case HaveEnded(ranks, endings):
+                self._endings.update(zip(ranks, endings, strict=True))
+                self._answered.set()
+            case Deadlock(text):
+                self._end(text)
+            case _:
+                raise unexpected(message)
 
-    def _answer(self, connection: Connection, question: Message) -> None:
+    def _answer(self, connection: Connection, asked: Ask) -> None:
         if self._has_failed:
-            self._send(connection, {"type": "failed", "rank": self._rank})
+            self._send(connection, RankFailed(self._rank, ""))
             return
         now = time.monotonic()
         keys = {call: key for key, call in self._keys.items()}
-        blocked = [keys[call] for call in self._blocked(now) if call in keys]
-        entered = [
-            (call["rank"], call["key"])
-            for call in question["calls"]
-            if self._may_enter(self._groups.get(call["group"]), now)
-            or has_entered(self._groups.get(call["group"]), call)
-        ]
-        answer = {
-            "type": "answer",
-            "rank": self._rank,
-            "question": question["question"],
-            "blocked": blocked,
-            "entered": entered,
-            "where": script_line(self._thread_of_script),
-            "inside": "" if blocked else library_line(self._thread_of_script),
-        }
-        self._send(connection, answer)
+        blocked = tuple(keys[call] for call in self._blocked(now) if call in keys)
+        entered = tuple(
+            (call.rank, call.key)
+            for call in asked.calls
+            if self._may_enter(self._groups.get(call.group), now) or has_entered(self._groups.get(call.group), call)
+        )
+        where = script_line(self._thread_of_script)
+        inside = "" if blocked else library_line(self._thread_of_script)
+        self._send(connection, Answer(self._rank, asked.question, blocked, entered, where, inside))
 
-    def _may_enter(self, group: Group | None, now: float) -> bool:
+    def _may_enter(self, group: GroupCalls | None, now: float) -> bool:
         """Return whether a thread of the script's other than the one that called `init()` may enter calls of a group.
 
         One that used the group last, and is not blocked.
         """
-        if group is None or group.is_pending is not None or group.thread in (0, self._thread_of_script):
+        if group is None or group.handles is not None or group.thread in (0, self._thread_of_script):
             return False
         thread = next((each for each in threading.enumerate() if each.ident == group.thread), None)
         if thread is None or thread.name.startswith("unidist-"):
@@ -311,7 +319,7 @@ class Monitor:
         self._measure_cpu(now)
         blocked = self._blocked(now)
         known = {call: key for key, call in self._keys.items()}
-        if [known.get(call) for call in blocked] == [call["key"] for call in self._reported]:
+        if [known.get(call) for call in blocked] == [call.key for call in self._reported]:
             if blocked and self._left and not self._has_failed:
                 self._judge_alone()
             return
@@ -321,9 +329,9 @@ class Monitor:
             self._keys[self._next_key] = call
         self._reported = [self._described(key, call, now) for key, call in self._keys.items()]
         if not self._reported:
-            self._send(connection, {"type": "running", "rank": self._rank})
+            self._send(connection, Running(self._rank))
         else:
-            self._send(connection, {"type": "blocked", "rank": self._rank, "calls": self._reported})
+            self._send(connection, Blocked(self._rank, tuple(self._reported)))
 
     def _send(self, connection: Connection, message: Message) -> None:
         with self._lock, contextlib.suppress(ConnectionLost):
@@ -332,7 +340,7 @@ class Monitor:
 
     def _judge_alone(self) -> None:
         """See whether this rank waits for one that has left, when there is no board any more."""
-        states = {rank: state_of_left(rank, groups, self._reported) for rank, groups in self._left.items()}
+        states = {rank: state_of_left(left, self._reported) for rank, left in self._left.items()}
         own = RankState(Activity.BLOCKED, blocked_calls(self._reported), script_line(self._thread_of_script))
         deadlock = find_deadlock({**states, self._rank: own})
         if deadlock is not None:
@@ -352,11 +360,11 @@ class Monitor:
         own = self._stuck(self._thread_of_script, now)
         if own is not None:
             return [own]
-        if not _native_waits or self._idle_since is None or now - self._idle_since < self._patience_sec:
+        if self._idle_since is None or now - self._idle_since < self._patience_sec:
             return []
-        if not innermost(self._thread_of_script).endswith(tuple(_native_waits)):
-            return []
-        return [call for thread in list(stacks) if (call := self._stuck(thread, now)) is not None]
+        # Frameworks run operations of graphs and programs on threads of their own, and wait for them in C++.
+        others = [call for thread in list(stacks) if (call := self._stuck(thread, now)) is not None]
+        return others if others and waits_natively(self._thread_of_script) else []
 
     def _stuck(self, thread: int, now: float) -> Call | None:
         """Return the innermost call that a thread has been in for longer than is ordinary."""
@@ -366,8 +374,7 @@ class Monitor:
         return None
 
     def _patience(self, call: Call) -> float:
-        ordinary = call.nbytes / _SLOWEST_BYTES_PER_SEC if call.kind != "collective" else 0.0
-        return self._patience_sec + ordinary
+        return self._patience_sec + (0 if call.data is None else call.data.nbytes / _SLOWEST_BYTES_PER_SEC)
 
     def _measure_cpu(self, now: float) -> None:
         """Note since when this process has used next to no CPU time."""
@@ -379,34 +386,42 @@ class Monitor:
         elif self._idle_since is None:
             self._idle_since = now
 
-    def _described(self, key: int, call: Call, now: float) -> dict[str, Any]:
+    def _described(self, key: int, call: Call, now: float) -> ReportedCall:
         """Return a call as the board gets it."""
         group = call.group
         own = group.members.index(self._rank)
         others = group.members if call.peer < 0 else (group.members[call.peer],)
         context = _context(call)
         labels = [each for each in context if isinstance(each, str)]
-        return {
-            "rank": self._rank,
-            "key": key,
-            "group": group.name,
-            "kind": call.kind,
-            "number": call.number,
-            "name": call.name,
-            "peer": own,
-            "awaited": [rank for rank in others if rank != self._rank],
-            "text": _text(context),
-            "asked": labels[0] if labels else "",
-            "age": now - self._since[call],
-        }
+        return ReportedCall(
+            rank=self._rank,
+            key=key,
+            group=group.name,
+            kind=call.kind,
+            number=call.number,
+            name=call.name,
+            peer=own,
+            awaited=tuple(rank for rank in others if rank != self._rank),
+            text=_text(context),
+            asked=labels[0] if labels else "",
+            age=now - self._since[call],
+        )
 
-    def _counts(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, GroupCounts]:
         return {name: group.counts() for name, group in list(self._groups.items())}
 
 
-def _ended(ranks: Sequence[int]) -> str:
-    who, has = (f"rank {ranks[0]}", "has") if len(ranks) == 1 else (f"ranks {format_ranks(ranks)}", "have")
-    return f"{who} {has} ended (the script is done, or it called shutdown())"
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"each of the ranks {format_ranks(ranks)}"
+
+
+def _ending(error: BaseException | None, num_updates: int) -> str:
+    """Return how this rank's script ends, as the end of a sentence about the rank."""
+    after = f" after {num_updates} update{'s' * (num_updates != 1)}" if num_updates else ""
+    if error is None:
+        return f"has ended{after} (the script is done, or it called shutdown())."
+    text = textwrap.shorten(str(error), _MOST_CHARS, placeholder=" ...")
+    return f"has ended{after} with {type(error).__name__}{': ' * bool(text)}{text}."
 
 
 def _context(call: Call) -> Stack:

@@ -7,7 +7,7 @@ import sys
 import sysconfig
 from types import FrameType
 
-__all__ = ["has_raised", "innermost", "library_line", "script_line"]
+__all__ = ["has_raised", "innermost", "library_line", "raised", "script_line"]
 
 _LIBRARIES = tuple(
     os.path.join(path, "") for path in {sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")}
@@ -16,7 +16,13 @@ _LIBRARIES = tuple(
 
 def has_raised() -> bool:
     """Return whether the script has ended with an exception that nothing caught. False in an interactive session."""
-    return getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
+    return raised() is not None
+
+
+def raised() -> BaseException | None:
+    """Return the exception with which the script has ended, if it has; see `has_raised`."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    return None if hasattr(sys, "ps1") else error
 
 
 def script_line(thread: int) -> str:

@@ -3,7 +3,7 @@
 May import no other folder of this package. Imports no framework until a binding is loaded.
 """
 
-from unidist_horovod.bindings.choice import BindingSpec, check_same, choose, usable
-from unidist_horovod.bindings.interface import Binding, OperationFailed, Pending
+from unidist_horovod.bindings.choice import HorovodBindingSpec, check_same, choose, usable
+from unidist_horovod.bindings.interface import HorovodBinding, OperationFailed, Pending
 
-__all__ = ["Binding", "BindingSpec", "OperationFailed", "Pending", "check_same", "choose", "usable"]
+__all__ = ["HorovodBinding", "HorovodBindingSpec", "OperationFailed", "Pending", "check_same", "choose", "usable"]

@@ -53,7 +53,7 @@ def marks(dtype: DType, native: frozenset[DType]) -> tuple[int, ...]:
     return () if dtype in native else (1,) * (1 + _NUM_MARKS[dtype])
 
 
-class Reduction:
+class HorovodReduction:
     """One reduction: have Horovod reduce `given` into `result` with `op` and `scale`, then call `finish`.
 
     Args:

@@ -15,7 +15,7 @@ from unidist.errors import ConfigurationError
 from unidist.horovod_imports import real_horovod, real_module
 from unidist.rendezvous import Rendezvous
 from unidist.settings.environment import Settings
-from unidist_horovod.bindings.interface import Binding
+from unidist_horovod.bindings.interface import HorovodBinding
 
 HOW = "`unidist build horovod` builds and installs it"
 VARIABLE = "UNIDIST_HOROVOD_BINDING"
@@ -23,7 +23,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class BindingSpec:
+class HorovodBindingSpec:
     """One of Horovod's bindings, not imported yet.
 
     Args:
@@ -50,30 +50,32 @@ class BindingSpec:
         return ""
 
     def runs(self) -> bool:
-        """Say whether Horovod runs in this process by this binding, no matter who started it."""
+        """Return whether Horovod runs in this process by this binding, no matter who started it."""
         operations = real_module(f"horovod.{self.name}.mpi_ops")
         return operations is not None and bool(operations.is_initialized())
 
-    def load(self) -> Binding:
+    def load(self) -> HorovodBinding:
         """Import the binding, and the framework with it."""
         global _loaded
         module, _, name = self.path.partition(":")
-        made: Binding = getattr(importlib.import_module(module), name)()
+        made: HorovodBinding = getattr(importlib.import_module(module), name)()
         _loaded = self
         return made
 
 
 SPECS = (
-    BindingSpec("torch", "PyTorch", "mpi_lib_v2*.so", "unidist_horovod.bindings.torch:TorchBinding"),
-    BindingSpec("tensorflow", "TensorFlow", "mpi_lib*.so", "unidist_horovod.bindings.tensorflow:TensorFlowBinding"),
+    HorovodBindingSpec("torch", "PyTorch", "mpi_lib_v2*.so", "unidist_horovod.bindings.torch:TorchBinding"),
+    HorovodBindingSpec(
+        "tensorflow", "TensorFlow", "mpi_lib*.so", "unidist_horovod.bindings.tensorflow:TensorFlowBinding"
+    ),
 )
 """In the order of preference: operations of the first have less to do."""
 
 # Each binding has its own copy of Horovod's runtime; a process must never have started both.
-_loaded: BindingSpec | None = None
+_loaded: HorovodBindingSpec | None = None
 
 
-def usable() -> tuple[BindingSpec, ...]:
+def usable() -> tuple[HorovodBindingSpec, ...]:
     """Return the bindings that can be used here and that the user's setting allows; imports no framework.
 
     Raises:
@@ -97,7 +99,7 @@ def usable() -> tuple[BindingSpec, ...]:
     return found
 
 
-def choose() -> BindingSpec:
+def choose() -> HorovodBindingSpec:
     """Return the binding for this process.
 
     Of those that are usable: the one by which Horovod runs here, or ran; else that of a framework that the process
@@ -118,7 +120,7 @@ def choose() -> BindingSpec:
     return next((spec for spec in found if spec.name in sys.modules), found[0])
 
 
-def check_same(chosen: BindingSpec, rendezvous: Rendezvous, *, timeout: timedelta) -> None:
+def check_same(chosen: HorovodBindingSpec, rendezvous: Rendezvous, *, timeout: timedelta) -> None:
     """Raise ConfigurationError on every rank if ranks chose differently: they could not meet. Collective."""
     names = [item.payload.decode() for item in rendezvous.allgather(chosen.name.encode(), timeout=timeout)]
     if len(set(names)) == 1:

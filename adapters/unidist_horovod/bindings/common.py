@@ -9,13 +9,13 @@ from typing_extensions import override
 
 from unidist.communicator import ReduceOp
 from unidist.horovod_imports import real_horovod
-from unidist_horovod.bindings.interface import Binding, OperationFailed
+from unidist_horovod.bindings.interface import HorovodBinding, OperationFailed
 
 with real_horovod():
     from horovod.common.process_sets import ProcessSet
 
 
-class CommonBinding(Binding):
+class CommonBinding(HorovodBinding):
     """A binding by one of Horovod's modules `mpi_ops`.
 
     Attributes:

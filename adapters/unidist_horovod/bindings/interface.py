@@ -28,7 +28,7 @@ class Pending(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Say whether Horovod has ended it, with an error or without. Never blocks."""
+        """Return whether Horovod has ended it, with an error or without. Never blocks."""
 
     def pause(self) -> None:
         """Yield to the thread that completes it, for less than a millisecond. Called between two calls of `done`."""
@@ -53,7 +53,7 @@ class Pending(ABC):
         """All-to-all: rows that came from each member of the process set. After `finish`."""
 
 
-class Binding(ABC):
+class HorovodBinding(ABC):
     """One of Horovod's bindings. There is one runtime of Horovod per binding and process.
 
     Every operation has a name, by which Horovod's ranks match it; buffers are in host memory, of the dtypes above,
@@ -79,7 +79,7 @@ class Binding(ABC):
 
     @abstractmethod
     def is_running(self) -> bool:
-        """Say whether Horovod was started and not stopped."""
+        """Return whether Horovod was started and not stopped."""
 
     @abstractmethod
     def place(self) -> tuple[int, int]:

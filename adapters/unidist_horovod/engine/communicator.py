@@ -14,7 +14,7 @@ from unidist.communicator import Communicator, ReduceOp, Work, equal_counts
 from unidist.errors import MismatchError, UsageError
 from unidist.negotiation.named import NamedOperations, NegotiatesNames, NegotiationOptions
 from unidist.topology import Topology
-from unidist_horovod.bindings.carriers import Reduction, array_of, marks, moved, num_moved
+from unidist_horovod.bindings.carriers import HorovodReduction, array_of, marks, moved, num_moved
 from unidist_horovod.bindings.interface import MOVED_DTYPES, WORLD_SET, OperationFailed, Pending
 from unidist_horovod.engine.group import HorovodGroup
 from unidist_horovod.engine.links import Links
@@ -59,7 +59,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
     @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         _check_match(source, target, source.count, "allreduce")
-        reduction = Reduction(source, target, op, scale)
+        reduction = HorovodReduction(source, target, op, scale)
         shape = (reduction.given.count, *reduction.marks)
         return self._issue(
             f"allreduce of {source.dtype}[{source.count}]",
@@ -133,7 +133,7 @@ class HorovodCommunicator(HorovodGroup, NegotiatesNames):
         what = f"reducescatter of {source.dtype}{pieces}"
         start = sum(pieces[: self.rank])
         outcome = Buffer.allocate(source.count, source.dtype)
-        reduction = Reduction(source, outcome, op, scale)
+        reduction = HorovodReduction(source, outcome, op, scale)
 
         def keep() -> None:
             reduction.finish()

@@ -15,7 +15,7 @@ from unidist.communicator import Capabilities, Communicator, ReportsArrivals, fo
 from unidist.errors import MismatchError, PeerLostError, StalledError, UnidistError, UsageError
 from unidist_horovod.bindings.interface import OperationFailed
 from unidist_horovod.engine import process as processes
-from unidist_horovod.engine.links import Kind, Links
+from unidist_horovod.engine.links import Links, PacketKind
 from unidist_horovod.engine.mailbox import Mailbox
 from unidist_horovod.engine.process import HorovodProcess
 
@@ -85,7 +85,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         first = not self.mailbox.aborted
         self.mailbox.abort(text)
         if first and not self._closed:
-            self.tell(Kind.ABORT, payload=text.encode())
+            self.tell(PacketKind.ABORT, payload=text.encode())
 
     @override
     def close(self) -> None:
@@ -105,7 +105,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
 
     @property
     def is_broken(self) -> bool:
-        """Say whether every wait would raise."""
+        """Return whether every wait would raise."""
         return bool(self.mailbox.aborted or self.process.failure or self._closed)
 
     def check_alive(self, what: str) -> None:
@@ -127,7 +127,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
         gone = self.links.gone
         return tuple(rank for rank, member in enumerate(self.members) if member in gone) if gone else ()
 
-    def tell(self, kind: Kind, value: int = 0, payload: bytes = b"") -> None:
+    def tell(self, kind: PacketKind, value: int = 0, payload: bytes = b"") -> None:
         """Send a notice to all other members."""
         for member in self.members:
             self.links.notify(member, self.name, kind, value, payload)
@@ -135,7 +135,7 @@ class HorovodGroup(Communicator, ReportsArrivals, ABC):
     def tell_arrival(self, number: int) -> None:
         """Tell the others that this rank waits in collective `number`."""
         self._waiting_in = number
-        self.tell(Kind.ARRIVED, number)
+        self.tell(PacketKind.ARRIVED, number)
 
     def waits_no_more(self) -> None:
         """Note that the collective that `tell_arrival` was called for is complete."""

@@ -35,7 +35,7 @@ _PACKET_BYTES = _PART_BYTES + 4096
 _MAX_UNCLAIMED_BYTES = 64 << 20
 
 
-class Kind(IntEnum):
+class PacketKind(IntEnum):
     """The kinds of packets: a message's beginning (value: its size), a further part of it, or a notice."""
 
     MESSAGE = 0
@@ -52,7 +52,7 @@ class Receiver(Protocol):
     def begin(self, peer: int, nbytes: int) -> Incoming:
         """Return the destination of a message that begins now."""
 
-    def notice(self, peer: int, kind: Kind, value: int, payload: bytes) -> None:
+    def notice(self, peer: int, kind: PacketKind, value: int, payload: bytes) -> None:
         """Take a packet that is no message."""
 
     def unclaimed(self, peer: int) -> int:
@@ -128,7 +128,7 @@ class Links:
         self._peers: dict[int, _Peer] = {}
         self._by_fd: dict[int, _Peer] = {}
         self._receivers: dict[str, Receiver] = {}
-        self._early: dict[str, list[tuple[int, Kind, int, bytes]]] = {}
+        self._early: dict[str, list[tuple[int, PacketKind, int, bytes]]] = {}
         self._ended: set[str] = set()
         self._said_bye = False
         self._lock = threading.RLock()
@@ -153,7 +153,7 @@ class Links:
         with self._lock:
             self._receivers[name] = receiver
             for peer, kind, value, payload in self._early.pop(name, ()):
-                if kind is Kind.MESSAGE:
+                if kind is PacketKind.MESSAGE:
                     receiver.begin(peer, value).take(memoryview(payload))
                 else:
                     receiver.notice(peer, kind, value, payload)
@@ -173,7 +173,7 @@ class Links:
                 self._flush(self._peers[peer])
         return message
 
-    def notify(self, peer: int, channel: str, kind: Kind, value: int = 0, payload: bytes = b"") -> None:
+    def notify(self, peer: int, channel: str, kind: PacketKind, value: int = 0, payload: bytes = b"") -> None:
         """Send a notice, ahead of messages that wait. From any thread; never blocks."""
         with self._lock:
             if peer in self._peers and peer not in self.gone:
@@ -222,7 +222,7 @@ class Links:
     def _say_bye(self) -> None:
         for peer in () if self._said_bye else self._by_fd.values():
             with contextlib.suppress(OSError):
-                peer.connection.send(_packet(Kind.BYE, b"", 0))
+                peer.connection.send(_packet(PacketKind.BYE, b"", 0))
         self._said_bye = True
 
     # Connecting
@@ -288,7 +288,9 @@ class Links:
         begins = message.num_sent < 0
         start = max(0, message.num_sent)
         part = message.view[start : start + _PART_BYTES]
-        kind, name, value = (Kind.MESSAGE, message.channel, len(message.view)) if begins else (Kind.PART, b"", 0)
+        kind, name, value = (
+            (PacketKind.MESSAGE, message.channel, len(message.view)) if begins else (PacketKind.PART, b"", 0)
+        )
         connection.sendmsg([_packet(kind, name, value), part])
         message.num_sent = start + len(part)
         message.sent = message.num_sent == len(message.view)
@@ -299,6 +301,8 @@ class Links:
         while peer.rank not in self.gone and peer.interest & select.EPOLLIN:
             try:
                 count = peer.connection.recv_into(scratch)
+                if not count:  # a last packet may come between the kernel's look into the queue and its "ended"
+                    count = peer.connection.recv_into(scratch)
             except BlockingIOError:
                 return
             except ConnectionResetError:
@@ -310,21 +314,21 @@ class Links:
                 return
             kind, length, value = _HEADER.unpack_from(scratch)
             body = scratch[_HEADER.size : count]
-            self._take(peer, Kind(kind), str(body[:length], "ascii"), value, body[length:])
+            self._take(peer, PacketKind(kind), str(body[:length], "ascii"), value, body[length:])
             self._watch(peer)
 
-    def _take(self, peer: _Peer, kind: Kind, name: str, value: int, payload: memoryview) -> None:
-        if kind is Kind.BYE:
+    def _take(self, peer: _Peer, kind: PacketKind, name: str, value: int, payload: memoryview) -> None:
+        if kind is PacketKind.BYE:
             peer.said_bye = True
             self._lose(peer)  # it says nothing more, but may keep the connection for a while
             return
-        if kind is Kind.PART:
+        if kind is PacketKind.PART:
             assert peer.incoming is not None
             if peer.incoming.take(payload):
                 peer.incoming = None
             return
         receiver = self._receivers.get(name)
-        if kind is not Kind.MESSAGE:
+        if kind is not PacketKind.MESSAGE:
             if receiver is not None:
                 receiver.notice(peer.rank, kind, value, bytes(payload))
             elif name not in self._ended:
@@ -343,7 +347,7 @@ class Links:
         if receiver is not None:
             receiver.begin(peer, len(data)).take(memoryview(data))
         elif name not in self._ended:
-            self._early.setdefault(name, []).append((peer, Kind.MESSAGE, len(data), bytes(data)))
+            self._early.setdefault(name, []).append((peer, PacketKind.MESSAGE, len(data), bytes(data)))
 
     def _lose(self, peer: _Peer) -> None:
         (self.left if peer.said_bye else self.died).add(peer.rank)
@@ -363,7 +367,7 @@ class Links:
                 self._epoll.modify(peer.connection, interest)
 
 
-def _packet(kind: Kind, name: bytes, value: int) -> bytes:
+def _packet(kind: PacketKind, name: bytes, value: int) -> bytes:
     return _HEADER.pack(kind, len(name), value) + name
 
 

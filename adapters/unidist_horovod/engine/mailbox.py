@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from unidist.buffer import Buffer
-from unidist_horovod.engine.links import Incoming, Kind, Receiver
+from unidist_horovod.engine.links import Incoming, PacketKind, Receiver
 
 _MAX_ARRIVALS = 1024
 
@@ -84,15 +84,15 @@ class Mailbox(Receiver):
             return Incoming(memoryview(message.data), lambda: self._complete(message))
 
     @override
-    def notice(self, peer: int, kind: Kind, value: int, payload: bytes) -> None:
-        if kind is Kind.ABORT:
+    def notice(self, peer: int, kind: PacketKind, value: int, payload: bytes) -> None:
+        if kind is PacketKind.ABORT:
             self.abort(payload.decode(errors="replace"), by=peer)
-        elif kind is Kind.ARRIVED:
+        elif kind is PacketKind.ARRIVED:
             with self._lock:
                 self._arrivals.setdefault(value, set()).add(peer)
                 if len(self._arrivals) > _MAX_ARRIVALS:
                     del self._arrivals[next(iter(self._arrivals))]
-        elif kind is Kind.ACTIVE:
+        elif kind is PacketKind.ACTIVE:
             self.activity += 1
 
     def arrived(self, number: int) -> set[int]:

@@ -16,7 +16,7 @@ from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, Usa
 from unidist.negotiation.named import NamedHandle, NamedOperations, NegotiationOptions
 from unidist.negotiation.request import Request, Signature
 from unidist_horovod.bindings.interface import WORLD_SET, OperationFailed
-from unidist_horovod.engine.links import Kind
+from unidist_horovod.engine.links import PacketKind
 from unidist_horovod.engine.requests import Outcome, start
 from unidist_horovod.engine.works import HorovodWork
 
@@ -138,7 +138,7 @@ class HorovodNamedOperations(NamedOperations):
             now = time.monotonic()
             if now - self._alive_at > _ALIVE_EVERY_SEC:  # for ranks that have joined: the others go on
                 self._alive_at = now
-                communicator.tell(Kind.ACTIVE)
+                communicator.tell(PacketKind.ACTIVE)
         return handle
 
     @override

@@ -13,7 +13,7 @@ from unidist.errors import ConfigurationError, PeerLostError
 from unidist.rendezvous import Rendezvous
 from unidist.settings.environment import Settings, set_variables
 from unidist.topology import Topology
-from unidist_horovod.bindings.interface import WORLD_SET, Binding, OperationFailed
+from unidist_horovod.bindings.interface import WORLD_SET, HorovodBinding, OperationFailed
 from unidist_horovod.engine.server import AddressServer
 
 _HOST = "localhost"
@@ -30,7 +30,7 @@ class HorovodProcess:
     """
 
     def __init__(
-        self, binding: Binding, instance: str, environment: Mapping[str, str], *, size: int, owned: bool
+        self, binding: HorovodBinding, instance: str, environment: Mapping[str, str], *, size: int, owned: bool
     ) -> None:
         self.binding = binding
         self.instance = instance
@@ -95,7 +95,9 @@ _lock = threading.Lock()
 _current: HorovodProcess | None = None
 
 
-def acquire(binding: Binding, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta) -> HorovodProcess:
+def acquire(
+    binding: HorovodBinding, topology: Topology, rendezvous: Rendezvous, *, timeout: timedelta
+) -> HorovodProcess:
     """Return the running Horovod, started if it is not. Collective; each call is answered by one `release`.
 
     Raises:
@@ -132,7 +134,7 @@ def release(process: HorovodProcess) -> None:
                 _current = None
 
 
-def _adopted(binding: Binding, topology: Topology) -> HorovodProcess:
+def _adopted(binding: HorovodBinding, topology: Topology) -> HorovodProcess:
     if binding.place() != (topology.rank, topology.world_size):
         rank, size = binding.place()
         raise ConfigurationError(
@@ -142,7 +144,7 @@ def _adopted(binding: Binding, topology: Topology) -> HorovodProcess:
     return HorovodProcess(binding, "foreign", {}, size=topology.world_size, owned=False)
 
 
-def _started(binding: Binding, topology: Topology, rendezvous: Rendezvous, timeout: timedelta) -> HorovodProcess:
+def _started(binding: HorovodBinding, topology: Topology, rendezvous: Rendezvous, timeout: timedelta) -> HorovodProcess:
     """Start Horovod by its own rendezvous server if `horovodrun` gave one, else by one that rank 0 starts here."""
     given = "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ
     server = AddressServer(topology, _HOST) if topology.rank == 0 and topology.world_size > 1 and not given else None

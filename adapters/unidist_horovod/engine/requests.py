@@ -14,7 +14,16 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
 from unidist.negotiation.request import OperationKind, Request
-from unidist_horovod.bindings.carriers import Array, Reduction, array_of, marks, moved, num_moved, to_wide, write_wide
+from unidist_horovod.bindings.carriers import (
+    Array,
+    HorovodReduction,
+    array_of,
+    marks,
+    moved,
+    num_moved,
+    to_wide,
+    write_wide,
+)
 from unidist_horovod.bindings.interface import MOVED_DTYPES, REDUCED_DTYPES, Pending
 
 if TYPE_CHECKING:
@@ -43,7 +52,7 @@ def start(group: HorovodGroup, request: Request, name: str) -> tuple[list[Pendin
 
 
 def _allreduce(group: HorovodGroup, request: Request, name: str) -> tuple[list[Pending], Outcome]:
-    reduction = Reduction(request.source, request.target, request.op, request.scale)
+    reduction = HorovodReduction(request.source, request.target, request.op, request.scale)
     shape = (*request.shape, *reduction.marks, *_pair(request.source.dtype))
     return _reduce(group, reduction, shape, name), Outcome(request.target, finish=reduction.finish)
 
@@ -51,13 +60,13 @@ def _allreduce(group: HorovodGroup, request: Request, name: str) -> tuple[list[P
 def _reducescatter(group: HorovodGroup, request: Request, name: str) -> tuple[list[Pending], Outcome]:
     source, target = request.source, request.target
     if request.op is ReduceOp.SUM and source.dtype in REDUCED_DTYPES and group.is_in_order and source.count:
-        piece = Reduction(target, target, request.op, request.scale)
+        piece = HorovodReduction(target, target, request.op, request.scale)
         pending = group.process.binding.reducescatter(
             source, target, shape=request.shape, scale=piece.scale, name=name, members=group.process_set
         )
         return [pending], Outcome(target, finish=piece.finish)
     outcome = Buffer.allocate(source.count, source.dtype)
-    reduction = Reduction(source, outcome, request.op, request.scale)
+    reduction = HorovodReduction(source, outcome, request.op, request.scale)
     row = prod(request.shape[1:])
     small, larger = divmod(request.shape[0], group.size)
     first = (small * group.rank + min(group.rank, larger)) * row
@@ -70,7 +79,7 @@ def _reducescatter(group: HorovodGroup, request: Request, name: str) -> tuple[li
     return _reduce(group, reduction, shape, name), Outcome(target, finish=keep)
 
 
-def _reduce(group: HorovodGroup, reduction: Reduction, shape: Sequence[int], name: str) -> list[Pending]:
+def _reduce(group: HorovodGroup, reduction: HorovodReduction, shape: Sequence[int], name: str) -> list[Pending]:
     return [
         group.process.binding.allreduce(
             reduction.given,

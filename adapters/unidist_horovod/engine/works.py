@@ -151,7 +151,7 @@ class _MessageWork(Work):
 
     @abstractmethod
     def _ended(self) -> bool:
-        """Say whether the message has been moved."""
+        """Return whether the message has been moved."""
 
     @override
     def done(self) -> bool:

@@ -3,7 +3,7 @@
 `layout` says what each leaf of an optimizer state is, and `places` which part of which tensor. `optimizer` and `model`
 are the states of a checkpoint, `states` brings them to the core, and `api` has `save` and `load`.
 
-May import `operations`, `framework`, `optimizer` and the modules at the root of this package.
+May import `compiled`, `operations`, `framework`, `optimizer` and the modules at the root of this package.
 """
 
 from unidist_jax.checkpoint.api import Loaded, load, save

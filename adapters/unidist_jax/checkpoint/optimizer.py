@@ -178,7 +178,7 @@ class OptimizerState(KeepsState):
 
 
 def _looks_cut(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    """Say whether a slot may be a piece of one of this shape: a column as `LeafPiece.own_shape`."""
+    """Return whether a slot may be a piece of one of this shape: a column as `LeafPiece.own_shape`."""
     is_column = len(shape) == len(whole) > 0 and all(size == 1 for size in shape[1:])
     return is_column and shape != whole and shape[0] > 1
 

@@ -17,7 +17,7 @@ from unidist_jax.optimizer import LeafPiece
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """The place of one parameter.
 
     Args:
@@ -63,7 +63,7 @@ class Place:
 
 def places_of(
     tree: Any, places: PlacesParameters | None = None, pieces: Sequence[LeafPiece] | None = None
-) -> list[Place]:
+) -> list[ParameterPlace]:
     """Return the places of the arrays of a tree, in their order.
 
     Args:
@@ -83,5 +83,5 @@ def places_of(
     for (path, leaf), piece in zip(leaves.items(), of_each, strict=True):
         info = info_of(path, leaf)
         placement = places.placement(path, info.shape if piece is None else piece.shape, info.dtype)
-        found.append(Place(placement, piece))
+        found.append(ParameterPlace(placement, piece))
     return found

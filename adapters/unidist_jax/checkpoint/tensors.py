@@ -18,12 +18,12 @@ from unidist_jax.memory import array_of, buffer_of, dtype_of, jax_array
 
 
 def is_array(leaf: Any) -> bool:
-    """Say whether a leaf has elements to be saved: an array of JAX or numpy, a random key, or what stands for one."""
+    """Return whether a leaf has elements to save: an array of JAX or numpy, a random key, or what stands for one."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct)
 
 
 def is_key(leaf: Any) -> bool:
-    """Say whether a leaf is an array of random keys, of which the data are saved."""
+    """Return whether a leaf is an array of random keys, of which the data are saved."""
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 

@@ -8,8 +8,12 @@ the calls of the devices meet, and one of them does the work (`devices`).
 Imports the modules at the root of this package.
 """
 
-from unidist_jax.compiled.failures import take_failure, translated
-from unidist_jax.compiled.host_operation import HostOperation, ShapeDtype
-from unidist_jax.compiled.primitive import bind, flush, is_tracing
+from unidist_jax.versions import check_version
 
-__all__ = ["HostOperation", "ShapeDtype", "bind", "flush", "is_tracing", "take_failure", "translated"]
+check_version()  # before the imports below fail in other ways
+
+from unidist_jax.compiled.failures import take_failure, translated  # noqa: E402
+from unidist_jax.compiled.host_operation import HostOperation, ShapeDtype  # noqa: E402
+from unidist_jax.compiled.primitive import bind, flush  # noqa: E402
+
+__all__ = ["HostOperation", "ShapeDtype", "bind", "flush", "take_failure", "translated"]

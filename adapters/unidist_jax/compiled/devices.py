@@ -4,6 +4,9 @@ XLA's partitioner divides arrays over the devices. Operands of a call are whole 
 devices first where a program computes a sum over divided rows. A device must not wait in a collective of XLA while
 another one waits for other ranks, or has failed: XLA ends the process then, after 40 seconds. So all devices call, and
 their calls meet here.
+
+Relies on what lowering rules may use: the context of `jax.interpreters.mlir`, and the dialect `sdy` of
+`jax.extend.mlir`, in 0.10 and later.
 """
 
 from __future__ import annotations
@@ -15,10 +18,9 @@ from datetime import timedelta
 from typing import Any
 
 import jax
-from jax._src.interpreters import mlir
-from jax._src.lib.mlir import ir
-from jax._src.lib.mlir.dialects import sdy
-from jax._src.sharding_impls import SdyArray, SdyArrayList, SdyDim, ShardingContext
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import sdy
+from jax.interpreters import mlir
 
 from unidist.errors import StalledError, UsageError
 from unidist.runtime import context
@@ -34,7 +36,7 @@ def device_count(ctx: Any, title: str) -> int:
         UsageError: an operation cannot be in it: within `shard_map` or `pmap`, or with devices of other processes.
     """
     axes = ctx.module_context.axis_context
-    if isinstance(axes, ShardingContext):
+    if isinstance(axes, mlir.ShardingContext):
         if axes.num_devices > 1:
             _check_devices(axes, title)
         return axes.num_devices
@@ -48,7 +50,7 @@ def device_count(ctx: Any, title: str) -> int:
     return 1
 
 
-def _check_devices(axes: ShardingContext, title: str) -> None:
+def _check_devices(axes: mlir.ShardingContext, title: str) -> None:
     owners = sorted({device.process_index for device in axes.device_assignment or ()})
     if len(owners) > 1:
         raise UsageError(
@@ -74,13 +76,12 @@ def on_every_device(
         operands: values of the program.
         lower: `lower(*operands)` adds the operations and returns their results.
     """
-    cache = ctx.module_context.sharding_attr_cache
     results = [mlir.aval_to_ir_type(ctx.module_context, aval) for aval in ctx.avals_out]
     part = sdy.ManualComputationOp(
         results,
         list(operands),
-        _whole(ctx.avals_in, count).build(cache),
-        _whole(ctx.avals_out, count).build(cache),
+        _whole(ctx.avals_in, count),
+        _whole(ctx.avals_out, count),
         sdy.ManualAxesAttr.get([ir.StringAttr.get(_AXIS)]),
     )
     block = ir.Block.create_at_start(part.body, [operand.type for operand in operands])
@@ -89,13 +90,14 @@ def on_every_device(
     return list(part.results)
 
 
-def _whole(avals: Sequence[Any], count: int) -> SdyArrayList:
-    closed = SdyDim(axes=(), is_open=False)
+def _whole(avals: Sequence[Any], count: int) -> sdy.TensorShardingPerValueAttr:
+    mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(_AXIS, count)])
+    closed = sdy.DimensionShardingAttr.get([], is_closed=True)
     dims = [len(getattr(aval, "shape", ())) for aval in avals]
-    return SdyArrayList(tuple(SdyArray(mesh_shape=((_AXIS, count),), dim_shardings=(closed,) * each) for each in dims))
+    return sdy.TensorShardingPerValueAttr.get([sdy.TensorShardingAttr.get(mesh, [closed] * each) for each in dims])
 
 
-class Meeting:
+class DeviceRendezvous:
     """Meeting point for the calls of one program's devices: the last one to arrive does the work for all.
 
     Args:

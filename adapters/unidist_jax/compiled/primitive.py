@@ -1,6 +1,10 @@
 """The primitive of JAX: its types, its batching, and its lowering to a call of the handler in C.
 
 The calls of a program run one at a time, in the order in which they were traced; see `order`.
+
+Relies on what primitives of others may use (`jax.extend.core`, `jax.interpreters`), in 0.10 and later: the rules by
+primitive, and the tokens of effects in the context of a lowering. One private part of JAX is among it:
+`core.abstract_token`, which from 0.11 on is `jax.ffi.abstract_token`.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import core as jax_core
+from jax._src.core import abstract_token
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -22,7 +26,7 @@ from unidist.buffer import Buffer
 from unidist.errors import UsageError
 from unidist_arrays.memory import Array, array_of_buffer
 from unidist_jax import _handler
-from unidist_jax.compiled.devices import Meeting, device_count, on_every_device
+from unidist_jax.compiled.devices import DeviceRendezvous, device_count, on_every_device
 from unidist_jax.compiled.failures import remember_failure
 from unidist_jax.compiled.host_operation import HostOperation, ShapeDtype
 from unidist_jax.compiled.order import COMMUNICATES
@@ -37,11 +41,6 @@ def bind(operation: HostOperation, operands: Sequence[Any]) -> list[Any]:
     """Call an operation on arrays or tracers; returns its results. Runs at once where nothing is traced."""
     results: list[Any] = _call_p.bind(*operands, operation=operation)
     return results
-
-
-def is_tracing() -> bool:
-    """Return whether JAX is tracing a function on this thread, so that operations are added to a program."""
-    return not jax_core.trace_state_clean()
 
 
 def flush() -> None:
@@ -135,7 +134,7 @@ class _Call:
         self, operation: HostOperation, operands: Sequence[ShapeDtype], results: Sequence[ShapeDtype], devices: int
     ) -> None:
         self._operation = operation
-        self._meeting = None if devices == 1 else Meeting(devices, operation.title, self._run_once)
+        self._meeting = None if devices == 1 else DeviceRendezvous(devices, operation.title, self._run_once)
         types = [(each, dtype_of(each), int(np.prod(each.shape))) for each in (*operands, *results)]
         self._types = [(count, dtype, each.shape) for each, dtype, count in types]
         self._num_operands = len(operands)
@@ -213,8 +212,7 @@ def _lower(ctx: Any, *operands: Any, operation: HostOperation) -> Any:
     if not _calls:  # before Python, or the runtime, ends: after what `init` has registered, so it runs before that
         atexit.register(flush)
     _calls[number] = call
-    token = jax_core.abstract_token
-    tokened = ctx.replace(avals_in=(token, *ctx.avals_in), avals_out=(token, *ctx.avals_out))
+    tokened = ctx.replace(avals_in=(abstract_token, *ctx.avals_in), avals_out=(abstract_token, *ctx.avals_out))
     lower = jax.ffi.ffi_lowering(_TARGET, has_side_effect=True, operand_output_aliases=_aliases(given, made))
 
     def call_host(*values: Any) -> Any:

@@ -5,10 +5,10 @@ folders below them.
 """
 
 from unidist_jax.elastic.data import ShardedArrays
-from unidist_jax.elastic.state import HostsUpdatedInterrupt, JaxState, ObjectState, Policy, State, run
-from unidist_jax.elastic.step_training import PiecewiseStep, TrainingState, translating
+from unidist_jax.elastic.state import HostsUpdatedInterrupt, JaxState, ObjectState, Policy, State, ending_programs, run
+from unidist_jax.elastic.step_training import TrainingState, translating
 
 __all__ = [
-    "ShardedArrays", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "PiecewiseStep", "Policy", "State",
-    "TrainingState", "run", "translating",
+    "ShardedArrays", "HostsUpdatedInterrupt", "JaxState", "ObjectState", "Policy", "State",
+    "TrainingState", "ending_programs", "run", "translating",
 ]  # fmt: skip

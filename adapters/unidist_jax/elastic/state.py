@@ -15,10 +15,12 @@ from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.elastic.durable.parts import DurableParts, parts_of
+from unidist.elastic.handlers import update_handlers
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
 from unidist.elastic.state import run as run_elastic
 from unidist.elastic.step_training import Policy
 from unidist.errors import PeerLostError
+from unidist.optim.update import update_of
 from unidist_arrays.memory import Array
 from unidist_jax.checkpoint import (
     JaxStates,
@@ -173,8 +175,9 @@ class JaxState(ObjectState):
     Args:
         params: a tree with arrays in it.
         opt_state: of an optimizer of optax over it.
-        optimizer: the distributed optimizer; needed with `zero`, where each rank has a shard of the state. Then the
-            state is made on every rank, and `commit` is an exchange.
+        optimizer: the distributed optimizer: its scale of the loss and its number of updates are part of the state.
+            Needed with `zero`, where each rank has a shard of the state. Then the state is made on every rank, and
+            `commit` is an exchange.
         values: further attributes; trees with arrays of JAX in them are handled as such. The others must be picklable.
 
     Raises:
@@ -182,6 +185,7 @@ class JaxState(ObjectState):
     """
 
     _optimizer: BoundOptimizer | None
+    _trees: dict[str, Handler]
 
     def __init__(
         self, params: Any = None, opt_state: Any = None, *, optimizer: BoundOptimizer | None = None, **values: Any
@@ -189,20 +193,24 @@ class JaxState(ObjectState):
         values.update(params=params, opt_state=opt_state)
         object.__setattr__(self, "_optimizer", optimizer)
         is_sharded = optimizer is not None and optimizer.binding.inner.sharded
-        handlers: dict[str, Handler] = {
+        trees: dict[str, Handler] = {
             name: TreeHandler(value, keeps_previous=is_sharded)
             for name, value in values.items()
             if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value))
         }
         if optimizer is not None and is_sharded:
-            handlers["opt_state"] = ShardedStateHandler(opt_state, lambda: handlers["params"].value, optimizer)
-        super().__init__(handlers=handlers, **{name: each for name, each in values.items() if name not in handlers})
+            trees["opt_state"] = ShardedStateHandler(opt_state, lambda: trees["params"].value, optimizer)
+        object.__setattr__(self, "_trees", trees)
+        super().__init__(
+            handlers={**update_handlers({"optimizer": update_of(optimizer)}), **trees},
+            **{name: each for name, each in values.items() if name not in trees},
+        )
 
     @override
     def save(self) -> None:
         flush()  # what the script has called, and does not look at
         with translated():
-            jax.block_until_ready([jax.tree.leaves(handler.value) for handler in self._handlers.values()])
+            jax.block_until_ready([jax.tree.leaves(handler.value) for handler in self._trees.values()])
         super().save()
 
     @override
@@ -216,7 +224,7 @@ class JaxState(ObjectState):
         self._take_trees()
 
     def _take_trees(self) -> None:
-        for name, handler in self._handlers.items():
+        for name, handler in self._trees.items():
             object.__setattr__(self, name, handler.value)
 
     @override
@@ -224,7 +232,7 @@ class JaxState(ObjectState):
         def put(name: str) -> Callable[[Any], object]:
             return functools.partial(setattr, self, name)
 
-        trees = {name: handler.value for name, handler in self._handlers.items()}
+        trees = {name: handler.value for name, handler in self._trees.items()}
         params, opt_state = trees.pop("params", None), trees.pop("opt_state", None)
         others: dict[str, KeepsState] = {name: ModelState(tree, put(name)) for name, tree in trees.items()}
         models, optimizers = {}, {}

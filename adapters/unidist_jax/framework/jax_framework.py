@@ -9,11 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
-from unidist.waits import waits_natively
 from unidist_arrays.host_framework import HostFramework
-
-waits_natively("jax/_src/pjit.py")  # where the script's thread is while a program runs
-waits_natively("jax/_src/array.py")  # and while it waits for the results of one
 
 
 class JaxFramework(HostFramework):
@@ -28,7 +24,7 @@ class JaxFramework(HostFramework):
 
     @override
     def is_model(self, value: object) -> bool:
-        """Say whether it is a tree with an array of JAX in it, and not an array itself."""
+        """Return whether it is a tree with an array of JAX in it, and not an array itself."""
         jax = sys.modules.get("jax")
         if jax is None or not hasattr(jax, "tree") or self.is_tensor(value):
             return False
@@ -36,7 +32,6 @@ class JaxFramework(HostFramework):
 
     @override
     def buffer(self, tensor: Any) -> Buffer:
-        """Return the memory of an array. Arrays are immutable: the buffer may only be read."""
         from unidist_jax.memory import buffer_of
 
         return buffer_of(tensor)

@@ -27,18 +27,20 @@ from unidist.runtime_api import RuntimeAPI
 from unidist.training.mean_loss import MeanLoss
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_arrays.memory import Array
-from unidist_jax.compiled import HostOperation, ShapeDtype, bind, is_tracing, take_failure
+from unidist_jax.compiled import HostOperation, ShapeDtype, bind, take_failure
 from unidist_jax.compiled import flush as flush_programs
 from unidist_jax.framework import JaxFramework
+from unidist_jax.jax_state import is_tracing
 from unidist_jax.keras.inner_step import InnerStep, Values, WholeStep
 from unidist_jax.memory import is_traced
 from unidist_jax.operations import broadcast
 from unidist_jax.optimizer import GradientLeaves
 from unidist_keras.arguments import with_groups
-from unidist_keras.loss_weight import WeightsLoss
+from unidist_keras.losses.weight import WeightsLoss
+from unidist_keras.running_statistics import SharesStatistics, average_statistics, statistics_of
 
 
-class Binding(WeightsLoss):
+class Binding(WeightsLoss, SharesStatistics):
     """The state of one bound optimizer.
 
     Args:
@@ -59,7 +61,7 @@ class Binding(WeightsLoss):
         self.model: Any = None
         self._optimizer = optimizer
         self._plain = plain
-        self._update = update
+        self._update = self.distributed_update = update
         self._leaves: GradientLeaves | None = None
         self._built_for: list[Any] | None = None  # what `build` was called for, after the optimizer was bound
         self._local: set[int] = set()
@@ -124,7 +126,7 @@ class Binding(WeightsLoss):
             broadcast_variables(initial(), root_rank=0)
 
     def built_anywhere(self) -> bool:
-        """Say whether any rank has built the optimizer: maybe only rank 0 has loaded it. Collective."""
+        """Return whether any rank has built the optimizer: maybe only rank 0 has loaded it. Collective."""
         return any(gather_objects(self._update.communicator, bool(self._optimizer.built)))
 
     def build(self, variables: Sequence[Any]) -> None:
@@ -162,7 +164,12 @@ class Binding(WeightsLoss):
             self.inner.prepare(variables)
             places = {id(variable): place for place, variable in enumerate(variables)}
             self._update.options = with_groups(self._update.options, self.groups, id, places)
-            infos = [ParameterInfo(each.path, tuple(each.shape), DType(each.dtype)) for each in variables]
+            # Keras says float64 also where JAX computes in 32 bits; during `fit` variables have no values to ask.
+            dtypes = [DType(jax.dtypes.canonicalize_dtype(each.dtype).name) for each in variables]
+            infos = [
+                ParameterInfo(each.path, tuple(each.shape), dtype)
+                for each, dtype in zip(variables, dtypes, strict=True)
+            ]
             exchange = FusedExchange(
                 self._update,
                 infos,
@@ -286,6 +293,31 @@ class Binding(WeightsLoss):
     def weight_of(self, samples: Any) -> Any:
         return bind(WeightOfSamples(), [jax.numpy.asarray(samples, float)])[0]
 
+    @override
+    def after_step(self, model: Any, given: Sequence[Any], result: Any) -> Any:
+        logs, (trainable, others, *rest) = result
+        return logs, (trainable, self.with_mean_statistics(model, given[0][1], others), *rest)
+
+    def with_mean_statistics(self, model: Any, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+        """Return values of a model's variables that are not trainable, with its statistics' means. Collective.
+
+        Args:
+            model: whose variables they are.
+            before: the values before a step; what the step has not touched is the same object after it.
+            after: the values after it.
+        """
+        wanted = {id(each) for each in statistics_of(model)}
+        variables = enumerate(model.non_trainable_variables)
+        places = [i for i, each in variables if id(each) in wanted and after[i] is not before[i]]
+        found = list(after)
+        for index, mean in zip(places, self.means([found[index] for index in places]), strict=True) if places else ():
+            found[index] = mean
+        return found
+
+    @override
+    def _averaged(self, flat: Any) -> Any:
+        return bind(MeanOfStatistics(), [flat])[0]
+
     def flush(self) -> bool:
         """Apply a window that was cut short; returns whether there was anything to apply."""
         if self._leaves is None or self._update.accumulation.passes == 1:
@@ -319,6 +351,26 @@ class WeightOfSamples(HostOperation):
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
         results[0][...] = context.current().owned(MeanLoss).weight_of(float(operands[0]))
+
+
+class MeanOfStatistics(HostOperation):
+    """See `average_statistics`."""
+
+    can_be_batched = False
+
+    @property
+    @override
+    def title(self) -> str:
+        return "the exchange of running statistics"
+
+    @override
+    def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
+        return list(operands)
+
+    @override
+    def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
+        results[0][...] = operands[0]
+        average_statistics(results[0])
 
 
 def _step_on_joined(inner: InnerStep) -> Callable[[ExchangeResult], None]:

@@ -18,7 +18,7 @@ from unidist.checkpoint.loading import Loaded
 from unidist.checkpoint.save_request import OnError, SaveHandle
 from unidist.errors import UsageError
 from unidist.waits import calling
-from unidist_jax.checkpoint.places import Place
+from unidist_jax.checkpoint.places import ParameterPlace
 from unidist_jax.compiled import translated
 from unidist_jax.framework import JaxFramework
 from unidist_jax.keras.binding import raise_failure
@@ -73,7 +73,7 @@ class _OptimizerPieces(checkpoint.OptimizerState):
         return list(self._of_models)
 
     def _place(self, placement: Placement, slot: str, value: Any) -> tuple[TensorInfo, Part] | None:
-        place = Place(placement, self._pieces[placement.name])
+        place = ParameterPlace(placement, self._pieces[placement.name])
         return place.of(tuple(value.shape), checkpoint.dtype_of(value), slot)
 
 

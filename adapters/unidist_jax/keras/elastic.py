@@ -11,8 +11,10 @@ import numpy as np
 from typing_extensions import override
 
 from unidist.elastic.durable.parts import DurableParts, parts_of
+from unidist.elastic.handlers import update_handlers
 from unidist.elastic.state import Handler, ObjectState
 from unidist.elastic.step_training import Policy
+from unidist.optim.update import update_of
 from unidist.runtime import context
 from unidist_arrays.memory import Array
 from unidist_jax.elastic import run
@@ -77,7 +79,8 @@ class KerasState(ObjectState):
         self.model = model
         self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         self._build_optimizer()
-        super().__init__(handlers={"all_variables": _Variables(self._variables)}, **values)
+        handlers = update_handlers({"optimizer": update_of(self.optimizer)})
+        super().__init__(handlers={**handlers, "all_variables": _Variables(self._variables)}, **values)
 
     def _build_optimizer(self) -> None:
         """Build it in an elastic job: a rank that joins later needs the variables that the others send it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import keras
 from typing_extensions import override
@@ -17,8 +18,7 @@ from unidist.elastic.handlers import GeneratorsHandler, StatefulHandler
 from unidist.elastic.state import ObjectState
 from unidist.elastic.step_training import Policy, Progress, Redistributable
 from unidist.strategy.interface import Plan
-from unidist_jax.elastic import PiecewiseStep
-from unidist_jax.elastic.state import ending_programs
+from unidist_jax.elastic import ending_programs
 from unidist_jax.keras.binding import raise_failure
 from unidist_jax.keras.data import ElasticBatches, ShardedBatches
 from unidist_jax.keras.elastic import KerasState
@@ -43,7 +43,6 @@ class ElasticFit(elastic_fit.ElasticFit):
         self._function: Any = None  # Keras' own train function, of a micro-batch
         self._compiled: tuple[Any, ...] = ()  # what it was made for
         self._logs: Any = None
-        self._pieces = PiecewiseStep(self._take_piece, optimizer._unidist.accumulate_steps)
 
     @override
     def data_of(self, x: Any) -> Redistributable | None:
@@ -114,17 +113,20 @@ class ElasticFit(elastic_fit.ElasticFit):
         assert self._batches.batch_size is not None, "given"
         self._logs = None
         batch = self._batches.batch(share.indices or (0,))
-        self._pieces.train(share, batch, batch_size=self._batches.batch_size)
+        parts = share.micro_batches(self._batches.batch_size, [jax.tree.leaves(batch)])
+        with ending_programs():
+            self.optimizer._unidist.accumulate_steps(len(parts))
+            for cut, weight in parts:
+                self._take_piece(jax.tree.map(cut, batch), weight)
         return self.model.get_metrics_result() if self._logs is None else self._logs
 
-    def _take_piece(self, batch: Any, weight: float) -> float:
-        """Train on a micro-batch; 0 is its loss, which Keras keeps in its metrics."""
+    def _take_piece(self, batch: Any, weight: float) -> None:
+        """Train on a micro-batch; Keras keeps its loss in its metrics."""
         logs, state = self._function(self._state(), iter([(batch, jnp.asarray(weight))]))
         raise_failure(wait=True)
         self._assign(state)
         if weight:
             self._logs = logs
-        return 0.0
 
     def _weighted_step(self, plain: Callable[..., Any], state: Any, data: Any) -> Any:
         """Train on a micro-batch whose loss has a weight; one of weight 0 leaves metrics, statistics and seeds alone.

@@ -33,15 +33,30 @@ from unidist_jax.keras.functions import (
 from unidist_jax.keras.sync_batch_norm import SyncBatchNormalization
 from unidist_jax.keras.train_step import TrainStep
 from unidist_jax.keras.training import DistributedOptimizer, PartialDistributedOptimizer, distribute
-from unidist_jax.operations import Adasum, Average, Compression, Sum, shutdown
+from unidist_jax.operations import (
+    Adasum,
+    Average,
+    Compression,
+    Max,
+    Min,
+    Product,
+    Sum,
+    allgather_object,
+    alltoall,
+    barrier,
+    broadcast_object,
+    join,
+    shutdown,
+)
 from unidist_jax.operations.samples import gather_samples
 from unidist_keras.metrics import metrics
 
 __all__ = [
     "Adasum", "Average", "BackupAndRestore", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
     "CommitStateCallback", "Compression", "DistributedOptimizer", "KerasState", "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback", "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum",
-    "SyncBatchNormalization", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "allgather",
-    "allreduce", "broadcast", "cuda_built", "device", "distribute", "gather_samples", "load", "load_model", "metrics",
-    "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed", "shard", "shutdown",
+    "LearningRateWarmupCallback", "Max", "MetricAverageCallback", "Min", "PartialDistributedOptimizer", "Policy",
+    "Product", "Sum", "SyncBatchNormalization", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
+    "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "cuda_built",
+    "device", "distribute", "gather_samples", "join", "load", "load_model", "metrics", "nccl_built", "reducescatter",
+    "rocm_built", "run", "save", "seed", "shard", "shutdown",
 ]  # fmt: skip

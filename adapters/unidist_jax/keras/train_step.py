@@ -8,22 +8,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
+from typing_extensions import override
 
 from unidist.runtime import context
-from unidist.strategy.interface import GradientOwner
 from unidist.strategy.plan import StrategyLike
-from unidist.training.mean_loss import MeanLoss
-from unidist.waits import calling
+from unidist.training.mean_loss import SampleWeight
 from unidist_jax.compiled import translated
-from unidist_jax.keras.training import bind_model
-from unidist_keras.loss_weight import divisor_of_loss
+from unidist_jax.keras.training import KerasDistribution
+from unidist_keras.losses.divisor import LossDivisor
+from unidist_keras.train_step import KerasStep
 
 LossFunction = Callable[[Any, Any], Any]
 """Keras' order: targets and the model's outputs to the loss, of which the mean is taken."""
 
 
-class TrainStep:
+class TrainStep(KerasStep):
     """Forward, backward, exchange and update in one call, which is the same with every strategy.
 
         step = ud.TrainStep(model, keras.optimizers.Adam(), keras.losses.MeanSquaredError())
@@ -51,15 +50,12 @@ class TrainStep:
     """
 
     def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
-        plan = context.current().plan_for(strategy)
-        self.model = model
-        self.optimizer = bind_model(model, optimizer, plan)
-        self._loss_fn = loss_fn
-        self._steps_alone = plan.the(GradientOwner).steps_alone
+        super().__init__(model, optimizer, loss_fn, strategy, KerasDistribution)
+        runtime = context.current()
+        self._weighs = not self._plan.steps_alone and (runtime.topology.world_size > 1 or runtime.is_elastic)
         self._run = jax.jit(self._traced)
         self._evaluate = jax.jit(self._evaluated)
 
-    @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> Any:
         """Train on one batch. With `accumulate=N` every N-th call updates the weights.
 
@@ -75,71 +71,72 @@ class TrainStep:
         Raises:
             PeerLostError: a rank has died or could not go on; names it.
         """
-        self._build(inputs)
+        return self._train(inputs, targets)
+
+    # See `PlannedStep`
+
+    @override
+    def _prepared(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not all(layer.built for layer in self.model._flatten_layers()):
+            self.model(jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, str(leaf.dtype)), batch[0]))
+        if not self.optimizer.built:
+            self.optimizer.build(self.model.trainable_variables)
+        return batch
+
+    @override
+    def _run_batch(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> Any:
         groups = (self.model.trainable_variables, self.model.non_trainable_variables, self.optimizer.variables)
         values = [[variable.value for variable in group] for group in groups]
-        weight = 1.0 if self._steps_alone else self._weight_of(inputs)
         with translated():
-            loss, new = self._run(values, np.asarray(weight, float), inputs, targets)
-            mean = loss if self._steps_alone else self._mean(loss, weight)
+            loss, factor, new = self._run(values, *batch)
+            jax.block_until_ready(loss)
         for group, found in zip(groups, new, strict=True):
             for variable, value in zip(group, found, strict=True):
                 variable.assign(value)
-        context.current().progress.report({"loss": mean}, _num_samples(inputs))
-        return mean
+        if weight is None:
+            return loss
+        weight.take(float(factor))
+        return loss if weight.factor() == 1.0 else weight.factor() * loss
 
-    @calling("train_step.evaluate()")
-    def evaluate(self, inputs: Any, targets: Any) -> Any:
-        """Return the mean loss of a batch as in inference; arguments as for a call. Changes nothing."""
-        self._build(inputs)
+    @override
+    def _evaluate_batch(self, batch: tuple[Any, ...]) -> Any:
         groups = (self.model.trainable_variables, self.model.non_trainable_variables)
-        values = [[variable.value for variable in group] for group in groups]
-        weight = self._weight_of(inputs)
-        return self._mean(self._evaluate(*values, inputs, targets), weight)
+        loss, divisor = self._evaluate(*([variable.value for variable in group] for group in groups), *batch)
+        self._counted = float(divisor)
+        return loss
 
-    def predict(self, inputs: Any) -> Any:
-        """Return the model's outputs for this rank's inputs as in inference."""
+    @override
+    def _predict_batch(self, inputs: Any) -> Any:
         return self.model(inputs, training=False)
 
-    def _build(self, inputs: Any) -> None:
-        """Build the model and the optimizer, if they are not. Collective then."""
-        if not all(layer.built for layer in self.model._flatten_layers()):
-            self.model(jax.tree.map(lambda leaf: keras.KerasTensor(leaf.shape, str(leaf.dtype)), inputs))
-        if not self.optimizer.built:
-            self.optimizer.build(self.model.trainable_variables)
+    # Compiled functions
 
-    def _traced(self, values: Sequence[Any], weight: Any, inputs: Any, targets: Any) -> Any:
+    def _traced(self, values: Sequence[Any], inputs: Any, targets: Any) -> Any:
         trainable, non_trainable, state = values
+        binding = self.optimizer._unidist
 
         def loss_of(trainable: Any) -> Any:
-            loss, new = self._loss(trainable, non_trainable, inputs, targets, training=True)
+            loss, divisor, new = self._loss(trainable, non_trainable, inputs, targets, training=True)
+            weight = binding.weight_by(divisor, self._num_samples((inputs, targets))) if self._weighs else 1.0
             mapping = list(zip(self.optimizer.variables, state, strict=True))
-            with keras.StatelessScope(state_mapping=mapping), self.optimizer._unidist.weighting_loss(weight):
+            with keras.StatelessScope(state_mapping=mapping), binding.weighting_loss(weight):
                 scaled = self.optimizer.scale_loss(loss)
-            return scaled, (loss, new)
+            return scaled, (loss, weight, new)
 
-        gradients, (loss, non_trainable) = jax.grad(loss_of, has_aux=True)(trainable)
+        gradients, (loss, weight, new) = jax.grad(loss_of, has_aux=True)(trainable)
         trainable, state = self.optimizer.stateless_apply(state, gradients, trainable)
-        return loss, (trainable, non_trainable, state)
+        if not self._plan.steps_alone:
+            new = binding.with_mean_statistics(self.model, non_trainable, new)
+        return loss, weight, (trainable, new, state)
 
     def _evaluated(self, trainable: Any, non_trainable: Any, inputs: Any, targets: Any) -> Any:
-        return self._loss(trainable, non_trainable, inputs, targets, training=False)[0]
+        loss, divisor, _ = self._loss(trainable, non_trainable, inputs, targets, training=False)
+        return loss, self._num_samples((inputs, targets)) if divisor.value is None else divisor.value
 
     def _loss(self, trainable: Any, non_trainable: Any, inputs: Any, targets: Any, *, training: bool) -> Any:
         outputs, new, losses = self.model.stateless_call(
             trainable, non_trainable, inputs, training=training, return_losses=True
         )
-        loss = jnp.mean(self._loss_fn(targets, outputs))
-        return sum((jnp.asarray(each, loss.dtype) for each in losses), loss), new
-
-    def _weight_of(self, inputs: Any) -> float:
-        """Return the weight of this rank's loss. Collective."""
-        return context.current().owned(MeanLoss).weight_of(divisor_of_loss(self._loss_fn, _num_samples(inputs)))
-
-    def _mean(self, loss: Any, weight: float) -> Any:
-        return jnp.asarray(context.current().owned(MeanLoss).of_all(weight * float(loss)), loss.dtype)
-
-
-def _num_samples(inputs: Any) -> int:
-    sizes = [np.shape(leaf)[0] for leaf in jax.tree.leaves(inputs) if np.ndim(leaf)]
-    return sizes[0] if sizes else 0
+        divisor = LossDivisor(self._loss_fn)
+        loss = jnp.mean(divisor.noting(self._loss_fn, targets, outputs))
+        return sum((jnp.asarray(each, loss.dtype) for each in losses), loss), divisor, new

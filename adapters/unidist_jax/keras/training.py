@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import keras
+from typing_extensions import override
 
+from unidist.checkpoint.format.pieces import Piece
 from unidist.elastic.step_training import Policy, passes_of_step
 from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.compression import GradientCompressor
@@ -16,10 +19,13 @@ from unidist.horovod_api.arguments import Groups, OptimizerArguments, bucket_com
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
+from unidist.optim.update import Update
 from unidist.runtime import context
-from unidist.strategy.interface import ChoosesPrecision, Plan, ShardsUpdates
+from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
+from unidist.training.distribution import Distribution
+from unidist.verification import replica_check
 from unidist_jax.compiled import flush, take_failure
 from unidist_jax.framework import JaxFramework
 from unidist_jax.keras.binding import Binding, check_can_distribute, raise_failure
@@ -28,8 +34,11 @@ from unidist_jax.keras.elastic_fit import ElasticFit
 from unidist_jax.keras.mixin import bind
 from unidist_jax.operations import Average, Compression, Sum
 from unidist_keras.arguments import check_unsharded, listed_groups, local_variables
-from unidist_keras.loss_weight import weigh_batches, weights_samples
+from unidist_keras.checkpoint import trained_pieces
+from unidist_keras.fit_agreement import agree_in_fit, hyperparameters
+from unidist_keras.losses.weight import weigh_batches, weights_samples
 from unidist_keras.mixin import check_plain, scales_loss
+from unidist_keras.running_statistics import share_statistics
 from unidist_keras.unsharded_data import warn_in_fit
 
 
@@ -81,45 +90,56 @@ def distribute(
     chosen = getattr(model, "optimizer", None) if optimizer is None else optimizer
     if chosen is None:
         raise UsageError("distribute(model) needs an optimizer: pass it, or call model.compile before")
-    bound = bind_model(model, chosen, plan, average=averages(op))
+    distribution = KerasDistribution(model, chosen, plan)
+    distribution.bind(average=averages(op))
+    bound = distribution.optimizer
     runtime = context.current()
     # A worker that joins an elastic job begins alone, in a world of size one; later it must exchange as the others do.
-    if (runtime.topology.world_size > 1 or runtime.is_elastic) and weights_samples(plan, average=averages(op)):
+    exchanges = runtime.topology.world_size > 1 or runtime.is_elastic
+    if exchanges and weights_samples(plan, average=averages(op)):
         weigh_batches(model, bound)
+    if exchanges and not plan.steps_alone:
+        share_statistics(model, bound)
     _check_each_step(model)
     if context.current().is_elastic:  # ranks that join later could not compare their data
         ElasticFit(model, bound, plan, elastic)
     else:
         warn_in_fit(model, fingerprint)
+        if runtime.topology.world_size > 1:
+            check = replica_check(runtime, plan, lambda: trained_pieces(model), more=lambda: hyperparameters(bound))
+            whole = plan.shards_updates is None
+            agree_in_fit(model, bound, check, is_whole=whole, bring_up_to_date=model.jax_state_sync)
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     return model, bound
 
 
-def bind_model(model: Any, optimizer: Any, plan: Plan, *, average: bool = True) -> Any:
-    """Bind the optimizer of a model, and make all ranks' models equal; returns the optimizer. Collective.
+class KerasDistribution(Distribution):
+    """Distributes a model of Keras 3 on JAX. While a step runs, a rank's variables are not at rest."""
 
-    Args:
-        model: as the script made it.
-        optimizer: of Keras 3, not bound.
-        plan: of the run.
-        average: gradients are averaged over the ranks, else added up.
-    """
-    runtime = context.current()
-    check_can_distribute()
-    check_plain(optimizer)
-    _check_plan(plan)
     framework = JaxFramework()
-    update = planned_update(runtime, plan, framework, average=average)
-    if model.dtype_policy.name == "mixed_float16":
-        optimizer = _scaling_loss(optimizer)
-    bound = bind(optimizer, update)
-    bound._unidist.model = model
-    for item in plan.strategies:
-        item.attach(model, update, framework)
-    if runtime.topology.world_size > 1 or update.inner_steps is not None:
-        _make_equal(model, bound)
-    return bound
+    is_at_rest = False
+
+    @override
+    def check(self, *, keeps_division: bool) -> None:
+        check_can_distribute()
+        check_plain(self.optimizer)
+        _check_plan(self.plan)
+
+    @override
+    def bind_optimizer(self, update: Update) -> None:
+        if self.model.dtype_policy.name == "mixed_float16":
+            self.optimizer = _scaling_loss(self.optimizer)
+        bind(self.optimizer, update)._unidist.model = self.model
+
+    @override
+    def pieces(self) -> Sequence[Piece]:
+        return trained_pieces(self.model)
+
+    @override
+    def make_equal(self, *, is_new: bool) -> None:
+        if self.runtime.topology.world_size > 1 or self.optimizer._unidist.distributed_update.inner_steps is not None:
+            _share_values(self.model, self.optimizer)
 
 
 def _check_each_step(model: Any) -> None:
@@ -158,12 +178,12 @@ def _check_plan(plan: Plan) -> None:
                 f"strategy {item.name!r} changes the model, which is not possible with Keras on JAX; choices: data, "
                 "accumulate, clip_norm, clip_value, zero=1, zero=2. KERAS_BACKEND=tensorflow has more of them"
             )
-    if plan.find(ChoosesPrecision) is not None:
+    if plan.chooses_precision is not None:
         raise ConfigurationError(
             "strategy 'precision' does not work with Keras on JAX; give the model a policy instead: "
             'keras.config.set_dtype_policy("mixed_bfloat16")'
         )
-    if context.current().is_elastic and plan.find(ShardsUpdates) is not None:
+    if context.current().is_elastic and plan.shards_updates is not None:
         raise ConfigurationError(
             "this job is elastic, and strategy 'zero' is not elastic with Keras on JAX: with a rank its shard would be "
             "lost. Leave zero out, launch without --min-np, --max-np and --host-discovery-script, or set "
@@ -179,7 +199,7 @@ def _scaling_loss(optimizer: Any) -> Any:
     return keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
 
 
-def _make_equal(model: Any, optimizer: Any) -> None:
+def _share_values(model: Any, optimizer: Any) -> None:
     """Give all ranks the same values of existing variables now, or of all when they are made. Collective."""
     binding: Binding = optimizer._unidist
     is_loaded = binding.built_anywhere()  # perhaps on rank 0 only

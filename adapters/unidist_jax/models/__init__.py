@@ -5,10 +5,22 @@ May import `compiled`, `operations`, `framework`, `optimizer` and the modules at
 
 from unidist_jax.models.divided_parameters import DividedParameters
 from unidist_jax.models.equal_inputs import EqualInputs
-from unidist_jax.models.programs import CALLS, bind_equation, evaluate, inlined, value_of, variables
+from unidist_jax.models.programs import (
+    CALLS,
+    at_line_of,
+    bind_equation,
+    called,
+    evaluate,
+    inlined,
+    is_literal,
+    line_of,
+    scan_counts,
+    value_of,
+    variables,
+)
 from unidist_jax.models.step_runner import LossFunction, StepRunner
 
 __all__ = [
-    "CALLS", "DividedParameters", "EqualInputs", "LossFunction", "StepRunner", "bind_equation", "evaluate", "inlined",
-    "value_of", "variables",
+    "CALLS", "DividedParameters", "EqualInputs", "LossFunction", "StepRunner", "at_line_of", "bind_equation", "called",
+    "evaluate", "inlined", "is_literal", "line_of", "scan_counts", "value_of", "variables",
 ]  # fmt: skip

@@ -1,24 +1,67 @@
-"""Programs of JAX (jaxprs), for strategies that compute a traced loss in another way, equation by equation."""
+"""Programs of JAX (jaxprs), for strategies that compute a traced loss in another way, equation by equation.
+
+Relies on the form of jaxprs, which JAX does not promise to keep, and on `jax.extend` (`core.Literal`,
+`source_info_util`), in 0.10 and later:
+
+- a program has `constvars`, `invars`, `eqns` and `outvars`. Programs within equations have their constants, or are
+  without (`called`): until 0.10 these are two classes, from 0.11 on one;
+- an equation has `primitive`, `params`, `invars`, `outvars`, `effects`, `ctx.manager` and `source_info`;
+- `scan` has the numbers of its constants and of what it carries in `num_consts` and `num_carry`, from 0.11 on in a tree
+  of three groups, `ft_in` (`scan_counts`).
+
+The names of operations and of their other parameters are in the rules of the strategies.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from jax.extend import core
+from jax.extend import core, source_info_util
 
 CALLS = ("jit", "pjit", "closed_call", "core_call")
 """The operations that call a function; see `inlined`."""
 
 
+def is_literal(atom: Any) -> bool:
+    """Return whether an operand or a result is a number in the program, and not a variable."""
+    return isinstance(atom, core.Literal)
+
+
 def value_of(atom: Any, values: dict[Any, Any]) -> Any:
     """Return the value of a literal, or of a variable, by which it is found."""
-    return atom.val if isinstance(atom, core.Literal) else values[atom]
+    return atom.val if is_literal(atom) else values[atom]
 
 
 def variables(atoms: Iterable[Any]) -> list[Any]:
     """Return those that are no literals."""
-    return [atom for atom in atoms if not isinstance(atom, core.Literal)]
+    return [atom for atom in atoms if not is_literal(atom)]
+
+
+def called(program: Any) -> tuple[Any, Sequence[Any]]:
+    """Return a program that is a parameter of an equation, and its constants; none if it is without."""
+    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
+
+
+def scan_counts(equation: Any) -> tuple[int, int]:
+    """Return how many operands of a `scan` are constants, and how many it carries to the next iteration."""
+    parameters = equation.params
+    if "ft_in" not in parameters:
+        return parameters["num_consts"], parameters["num_carry"]
+    constants, carried, _ = parameters["ft_in"].unpack()
+    return len(constants), len(carried)
+
+
+def line_of(equation: Any) -> str:
+    """Return the line of the script that an equation comes from."""
+    return source_info_util.summarize(equation.source_info)
+
+
+def at_line_of(equation: Any) -> AbstractContextManager[None]:
+    """Return a context in which what is traced has the line of an equation."""
+    context: AbstractContextManager[None] = source_info_util.user_context(equation.source_info.traceback)
+    return context
 
 
 def bind_equation(equation: Any, operands: Sequence[Any], **changed: Any) -> list[Any]:
@@ -54,8 +97,7 @@ def inlined(jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> l
     for equation in jaxpr.eqns:
         operands = [value_of(atom, values) for atom in equation.invars]
         if equation.primitive.name in CALLS and "jaxpr" in equation.params:
-            inner = equation.params["jaxpr"]
-            results = inlined(inner.jaxpr, inner.consts, operands)
+            results = inlined(*called(equation.params["jaxpr"]), operands)
         else:
             results = bind_equation(equation, operands)
         values.update(zip(equation.outvars, results, strict=True))

@@ -45,6 +45,6 @@ class StepRunner(ABC):
             trains: else nothing is changed, but at the first call parameters are divided all the same.
 
         Returns:
-            The parameters and the state to go on with, and the loss: the weighted mean over the ranks that see
-            different data, `MeanLoss.of_all(weight * loss)`.
+            The parameters and the state to go on with, and the loss of this rank's batch times its weight; equal on all
+            ranks along the axes of the model.
         """

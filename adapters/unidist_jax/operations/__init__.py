@@ -10,7 +10,7 @@ time, in the order in which they were traced, also if nobody uses their results.
 trace them in the same order, and take the same branches. Errors there are JAX's (`JaxRuntimeError`, or ValueError) with
 the text of unidist's; `translated()` gives the error itself.
 
-May import `compiled` and the modules at the root of this package.
+May import `compiled`, `spmd` and the modules at the root of this package.
 """
 
 from unidist.horovod_api.reduce_ops import Op

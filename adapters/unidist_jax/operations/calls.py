@@ -15,7 +15,8 @@ from unidist.errors import OperationError
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
-from unidist_jax.compiled import HostOperation, bind, is_tracing
+from unidist_jax.compiled import HostOperation, bind
+from unidist_jax.jax_state import is_tracing
 from unidist_jax.memory import as_jax, is_traced
 from unidist_jax.spmd import AXIS, is_within
 

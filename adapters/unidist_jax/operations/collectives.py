@@ -24,7 +24,7 @@ from unidist_jax.spmd import summed
 
 
 @dataclass(frozen=True, eq=False)
-class Collective(HostOperation):
+class NamedCollective(HostOperation):
     """A collective over a process set, by name.
 
     Args:
@@ -50,7 +50,7 @@ class Collective(HostOperation):
 
 
 @dataclass(frozen=True, eq=False)
-class AllReduce(Collective):
+class AllReduce(NamedCollective):
     """The all-reduces of several arrays."""
 
     op: Op
@@ -127,13 +127,13 @@ class Adasum(AllReduce):
                     postscale=self.postscale,
                     process_set=self.process_set,
                 )
-            operations.Pending([present.submit(each, background=False) for each in requests], list).wait()
+            operations.PendingOperations([present.submit(each, background=False) for each in requests], list).wait()
 
         return run
 
 
 @dataclass(frozen=True, eq=False)
-class ReduceScatter(Collective):
+class ReduceScatter(NamedCollective):
     """The reduce-scatters of several arrays."""
 
     batched_at: ClassVar[int | None] = 1
@@ -182,7 +182,7 @@ class ReduceScatter(Collective):
 
 
 @dataclass(frozen=True, eq=False)
-class AllGather(Collective):
+class AllGather(NamedCollective):
     """The all-gathers of several arrays, each of as many rows on every rank where a program is compiled.
 
     Args:
@@ -231,7 +231,7 @@ class AllGather(Collective):
 
 
 @dataclass(frozen=True, eq=False)
-class Broadcast(Collective):
+class Broadcast(NamedCollective):
     """The broadcasts of several arrays."""
 
     root_rank: int
@@ -255,7 +255,7 @@ class Broadcast(Collective):
 
 
 @dataclass(frozen=True, eq=False)
-class AllToAll(Collective):
+class AllToAll(NamedCollective):
     """An all-to-all of one array, of equal numbers of rows for every rank where a program is compiled.
 
     Args:
@@ -310,7 +310,7 @@ class AllToAll(Collective):
 
 
 @dataclass(frozen=True, eq=False)
-class Barrier(Collective):
+class Barrier(NamedCollective):
     """A barrier, without operands or results."""
 
     matched_by_order: ClassVar[bool] = True
@@ -326,7 +326,7 @@ class Barrier(Collective):
 
 
 @dataclass(frozen=True, eq=False)
-class Send(HostOperation):
+class MessageSend(HostOperation):
     """A message to a rank."""
 
     matched_by_order: ClassVar[bool] = True
@@ -349,7 +349,7 @@ class Send(HostOperation):
 
 
 @dataclass(frozen=True, eq=False)
-class Receive(HostOperation):
+class MessageReceive(HostOperation):
     """A message from a rank, of the type of the operand."""
 
     matched_by_order: ClassVar[bool] = True
@@ -371,7 +371,7 @@ class Receive(HostOperation):
         operations.start_receive(operands, "", source=self.source, outputs=results).wait()
 
 
-def _check_divides(operation: Collective, shape: tuple[int, ...], size: int) -> None:
+def _check_divides(operation: NamedCollective, shape: tuple[int, ...], size: int) -> None:
     """Raise OperationError unless an array has as many rows for each rank."""
     _check_rows(operation, shape)
     if shape[0] % size:
@@ -393,7 +393,7 @@ def _scaled(array: Any, factor: float) -> Any:
     return (array.astype(jnp.float64 if jax.config.jax_enable_x64 else jnp.float32) * factor).astype(array.dtype)
 
 
-def _check_rows(operation: Collective, shape: tuple[int, ...]) -> None:
+def _check_rows(operation: NamedCollective, shape: tuple[int, ...]) -> None:
     if not shape:
         raise OperationError(f"{operation.title} divides rows; a scalar has none")
 

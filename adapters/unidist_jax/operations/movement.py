@@ -15,7 +15,8 @@ from unidist.horovod_api.reduce_ops import Op
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
-from unidist_jax.compiled import flush, is_tracing
+from unidist_jax.compiled import flush
+from unidist_jax.jax_state import is_tracing
 from unidist_jax.memory import jax_array
 from unidist_jax.operations.calls import Leaves, call, leaves_of, name_of, only, own_place
 from unidist_jax.operations.collectives import (
@@ -24,8 +25,8 @@ from unidist_jax.operations.collectives import (
     AllToAll,
     Barrier,
     Broadcast,
-    Receive,
-    Send,
+    MessageReceive,
+    MessageSend,
 )
 
 
@@ -154,7 +155,7 @@ def join(device: int = -1) -> int:
 def send(array: Any, dst: int) -> None:
     """Send an array to rank `dst`, which calls `recv`; within a compiled function, run in its order. No gradient."""
     leaves, _ = leaves_of(array)
-    call(Send(dst), [jax.lax.stop_gradient(only(leaves, title="send"))])
+    call(MessageSend(dst), [jax.lax.stop_gradient(only(leaves, title="send"))])
 
 
 def recv(array: Any, src: int) -> Any:
@@ -163,7 +164,7 @@ def recv(array: Any, src: int) -> Any:
     Within a compiled function it runs in the order of that function. It has no gradient.
     """
     leaves, _ = leaves_of(array)
-    return call(Receive(src), [jax.lax.stop_gradient(only(leaves, title="recv"))])[0]
+    return call(MessageReceive(src), [jax.lax.stop_gradient(only(leaves, title="recv"))])[0]
 
 
 def _whole_numbers(splits: Sequence[int] | Any) -> np.ndarray[Any, Any]:

@@ -23,6 +23,7 @@ from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_jax.compiled import flush as flush_programs
 from unidist_jax.framework import JaxFramework, by_path
 from unidist_jax.memory import as_jax, dtype_of
+from unidist_jax.optimizer.acting import ActingStep, TreeState
 from unidist_jax.optimizer.cell import release_abandoned
 from unidist_jax.optimizer.exchange import GradientLeaves
 from unidist_jax.optimizer.inner_step import InnerStep, WholeStep
@@ -41,6 +42,10 @@ class BoundOptimizer(optax.GradientTransformationExtraArgs):
     """
 
     binding: Binding
+
+    @property
+    def _unidist(self) -> Binding:  # where bound optimizers of every framework have it
+        return self.binding
 
     def flush(self, state: Any, params: Any) -> tuple[Any, Any, bool]:
         """Apply a window of `accumulate=N` that was cut short. Collective; outside of compiled functions.
@@ -61,6 +66,9 @@ class Binding:
     Args:
         plain: the optimizer as it was.
         update: the framework-free side, without parameters so far.
+
+    Attributes:
+        trained: the script's trees, while it lends them.
     """
 
     def __init__(self, plain: optax.GradientTransformationExtraArgs, update: Update) -> None:
@@ -69,6 +77,9 @@ class Binding:
         self._leaves: GradientLeaves | None = None
         self._types: list[tuple[tuple[int, ...], str]] = []
         self.inner = self._make_inner()
+        self.trained = TreeState()
+        update.trained = self.trained
+        self._acting = ActingStep(update)
         follow_generations(self)
 
     def _make_inner(self) -> InnerStep:
@@ -130,13 +141,15 @@ class Binding:
         leaves = self.leaves(gradients)
         flat, structure = jax.tree.flatten(gradients)
         arrays = [as_jax(leaf) for leaf in flat]
-        return self.inner.update(leaves, arrays, early, state, params, structure, extra)
+        updates, state = self.inner.update(leaves, arrays, early, state, params, structure, extra)
+        return (self._acting.updates(params, updates) if self._acting else updates), state
 
     def apply(self, gradients: Any, state: Any, params: Any, *, early: Sequence[int]) -> tuple[Any, Any]:
         """Return the new parameters and the new state; see `InnerStep.apply`."""
         leaves = self.leaves(gradients)
         flat, structure = jax.tree.flatten(gradients)
-        return self.inner.apply(leaves, flat, early, state, params, structure)
+        new, state = self.inner.apply(leaves, flat, early, state, params, structure)
+        return (self._acting.parameters(params, new) if self._acting else new), state
 
     def leaves(self, tree: Any) -> GradientLeaves:
         """Return the exchange for the leaves of a tree like the parameters. Collective the first time.
@@ -190,8 +203,8 @@ class Binding:
         flushed = self.inner.flush(self._leaves, state, params, jax.tree.structure(params))
         if flushed is None:
             return params, state, False
-        params, state = flushed
-        return params, state, True
+        new, state = flushed
+        return (self._acting.parameters(params, new) if self._acting else new), state, True
 
 
 def _step_on_joined(inner: InnerStep) -> Callable[[ExchangeResult], None]:
@@ -213,6 +226,8 @@ def bind(
     del names  # trees have names
     if isinstance(optimizer, BoundOptimizer):
         raise UsageError("this optimizer is distributed already; distribute the optimizer of optax itself, once")
+    if isinstance(optimizer, optax.MultiSteps):  # an object that can be made into a pair of functions
+        optimizer = optimizer.gradient_transformation()
     if not isinstance(optimizer, tuple) or not hasattr(optimizer, "update") or not hasattr(optimizer, "init"):
         raise UsageError(
             f"{type(optimizer).__name__} is no optimizer of optax: give a GradientTransformation, such as "

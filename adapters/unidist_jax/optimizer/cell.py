@@ -6,7 +6,8 @@ import weakref
 from typing import Any, Generic, TypeVar
 
 from unidist.errors import UsageError
-from unidist_jax.compiled import flush, is_tracing
+from unidist_jax.compiled import flush
+from unidist_jax.jax_state import is_tracing
 
 T_co = TypeVar("T_co", covariant=True)
 

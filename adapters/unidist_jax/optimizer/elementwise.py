@@ -36,7 +36,7 @@ _MOST_BIPARTITIONS = 3
 
 
 def needs_whole_leaves(optimizer: optax.GradientTransformationExtraArgs, tree: Any) -> bool:
-    """Say whether an optimizer needs each leaf as a whole; False: it treats each element by itself.
+    """Return whether an optimizer needs each leaf as a whole; False: it treats each element by itself.
 
     The same on every rank that has the same optimizer and tree.
 
@@ -155,7 +155,7 @@ class _Trial:
         return updates, state, params
 
     def agrees(self, whole: _Outcome, pieces: Sequence[LeafPiece]) -> bool:
-        """Say whether a rank with these pieces gets the updates of one that has everything.
+        """Return whether a rank with these pieces gets the updates of one that has everything.
 
         So must be what its state has beside arrays like the leaves: a norm, or a rate that is estimated (Prodigy).
         """

@@ -44,6 +44,10 @@ class InnerStep(ABC):
             tree: like the parameters. Only the structure, and the shapes and types of its leaves, may be used.
         """
 
+    def pulled(self, params: Any) -> Any:
+        """Return the newest parameters, from where a strategy keeps them, outside of programs; else these."""
+        return params
+
     @abstractmethod
     def init(self, params: Any, leaves: Callable[[], GradientLeaves]) -> Any:
         """Return the optimizer state that this rank keeps for these parameters, a tree of arrays.

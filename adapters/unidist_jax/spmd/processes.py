@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
-from jax._src import xla_bridge
 from jax.sharding import Mesh
 
 from unidist.communicator import format_ranks
@@ -17,6 +16,7 @@ from unidist.errors import ConfigurationError
 from unidist.negotiation import allgather_object, broadcast_object
 from unidist.runtime import context
 from unidist.settings import read_placement
+from unidist_jax.jax_state import has_devices
 from unidist_jax.plugin import XLA
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def join_processes(runtime: Context) -> None:
                 "ud.init()"
             )
         return
-    has_devices = xla_bridge.backends_are_initialized()
-    too_late = allgather_object(runtime.operations(), has_devices, name="devices before jax.distributed")
+    too_late = allgather_object(runtime.operations(), has_devices(), name="devices before jax.distributed")
     if any(too_late):
         ranks = [number for number, each in enumerate(too_late) if each]
         raise ConfigurationError(

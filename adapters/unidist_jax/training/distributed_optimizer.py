@@ -13,7 +13,7 @@ from unidist.horovod_api.arguments import Groups, OptimizerArguments, bucket_com
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
-from unidist.strategy.interface import ChoosesPrecision, Plan
+from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
 from unidist_jax.framework import JaxFramework
@@ -119,10 +119,9 @@ def bind_to(
 
 
 def _check_types_are_left(plan: Plan) -> None:
-    chooser = plan.find(ChoosesPrecision)
-    if chooser is not None:
+    if plan.chooses_precision is not None:
         raise UsageError(
-            f"strategy {getattr(chooser, 'name', chooser)!r} chooses the types in which the loss is computed, and here "
+            f"strategy {plan.chooses_precision.name!r} chooses the types in which the loss is computed, and here "
             "the script computes the loss: use TrainStep(loss_fn, params, optimizer)"
         )
 

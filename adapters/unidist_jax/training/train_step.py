@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,15 +14,15 @@ from typing_extensions import override
 
 from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.elastic.batches import BatchShare
-from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
+from unidist.elastic.step_training import Policy, Progress, Redistributable, StepTraining
 from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.runtime import context
-from unidist.strategy.interface import GradientOwner, RunsSteps
 from unidist.strategy.plan import StrategyLike
-from unidist.training.mean_loss import MeanLoss
+from unidist.training.mean_loss import SampleWeight
+from unidist.training.train_step import PlannedStep, Trees
 from unidist_jax.checkpoint import Training
 from unidist_jax.compiled import translated
-from unidist_jax.elastic import PiecewiseStep, TrainingState, translating
+from unidist_jax.elastic import TrainingState, ending_programs, translating
 from unidist_jax.framework import JaxFramework, by_path
 from unidist_jax.models import DividedParameters, StepRunner
 from unidist_jax.operations import allreduce, broadcast_parameters
@@ -32,7 +32,9 @@ from unidist_jax.spmd import is_chosen, spmd
 from unidist_jax.training.compute_types import ComputeTypes
 from unidist_jax.training.distributed_optimizer import bind_to, divided
 from unidist_jax.training.local_devices import LocalDevices
+from unidist_jax.training.loss_divisor import LossDivisor
 from unidist_jax.training.parameter_trees import merged, split
+from unidist_jax.training.verification import step_check
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
@@ -41,7 +43,7 @@ _EARLY_BYTES = 4 << 20
 """Gradients are handed over in the backward pass in groups of this size: a call into Python for each costs 50 us."""
 
 
-class TrainStep(Training):
+class TrainStep(PlannedStep, Training):
     """Forward, backward, exchange and update in one compiled call, which is the same with every strategy.
 
         step = ud.TrainStep(loss_fn, params, optax.adamw(1e-3))
@@ -80,6 +82,10 @@ class TrainStep(Training):
         NotInitializedError: `init()` was not called.
     """
 
+    _trees = Trees(jax.tree.leaves, jax.tree.map)
+    _runs_take_mean = True
+    _sampled = slice(1)  # the arguments of `loss_fn`, not those that have names
+
     def __init__(
         self,
         loss_fn: Callable[..., Any],
@@ -92,32 +98,34 @@ class TrainStep(Training):
     ) -> None:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
-        self._is_spmd = is_chosen()
-        if elastic:
-            passes_of_step(plan)
-            if self._is_spmd:
-                raise ConfigurationError("elastic training needs another engine than xla: leave --engine out")
-        self._plan, self._elastic = plan, elastic
-        self._steps_alone = plan.the(GradientOwner).steps_alone
-        self._training: StepTraining | None = None
+        super().__init__(plan, JaxFramework(), elastic=elastic)
+        self._is_one_program = is_chosen()
+        if elastic and self._is_one_program:
+            raise ConfigurationError("elastic training needs another engine than xla: leave --engine out")
         self._held: Any = None
-        self._has_begun = False
         self._loss_fn, self._has_aux = loss_fn, has_aux
+        self._aux: Any = None
         self._types = ComputeTypes(plan.precision)
         params, self._rest = split(params)
         params = broadcast_parameters(params)
+        self._loss_divisor = LossDivisor(self._loss_of_script, params)
         self._devices = LocalDevices(params)
         prepared = divided(plan, params, optimizer)
         self._division = prepared if isinstance(prepared, DividedParameters) else None
         params = prepared if self._division is None else self._division.tree
         self.optimizer = bind_to(plan, optimizer, params, average=True, places=self.places)
         self._binding: Binding = self.optimizer.binding
-        runs = plan.find(RunsSteps)
+        runs = self._make_runner is not None
         traces = isinstance(self._binding.inner, TracedStep)
-        self._devices.check_left_whole(divides=self._division is not None or runs is not None or traces)
+        self._devices.check_left_whole(divides=self._division is not None or runs or traces)
+        is_divided = self._division is not None or runs or traces or plan.shards_updates is not None
+        check = step_check(self, runtime, plan, shares_state=not is_divided)
+        if not self._is_one_program:
+            self._replica_check = check
+            self._means()
         self._runner: StepRunner | None = None
-        if runs is not None:
-            self._runner = self._made_runner(runs.step_runner(JaxFramework(), runtime))
+        if runs:
+            self._runner = self._made_runner()
             self._inner, self.opt_state = None, None
             self._hold(params)
             return
@@ -128,10 +136,9 @@ class TrainStep(Training):
         self._inner = inner if isinstance(inner, TracedStep) else None
         self._hold(params)
         options = self._devices.compiler_options(runtime.settings.timeout)
-        compiled = spmd if self._is_spmd else functools.partial(jax.jit, compiler_options=options)
+        compiled = spmd if self._is_one_program else functools.partial(jax.jit, compiler_options=options)
         self._run = compiled(self._traced, donate_argnums=(0, 1))
-        self._evaluate_together = compiled(functools.partial(self._evaluated, together=True))
-        self._evaluate_alone = jax.jit(functools.partial(self._evaluated, together=False), compiler_options=options)
+        self._evaluate = compiled(self._evaluated)
 
     def __call__(self, *batch: Any, **state: Any) -> Any:
         """Train on this rank's batch; returns the mean loss over the samples of all ranks, or `(loss, aux)`.
@@ -153,55 +160,14 @@ class TrainStep(Training):
             UsageError: the loss is no scalar of floating point; elastic training is asked for, and the batches do not
                 come from `ud.shard`.
         """
-        if not self._has_begun:
-            self._training = training_of(context.current(), self._elastic, self._make_training)
-            self._has_begun = True
-        if self._training is None:
-            return self._step(batch, state, self._weight_of(batch))
-        told = self._training.step(lambda share: self._take(share, batch, state))
-        return jnp.asarray(told, jax.tree.leaves(self._held)[0].dtype)
-
-    def _step(self, batch: Sequence[Any], state: dict[str, Any], weight: float | None) -> Any:
-        """Do one pass; with a weight, this rank's loss counts so much."""
-        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(self._held)[:1]):
-            raise UsageError(
-                "the parameters are gone: an earlier step, to which they were donated, has failed. Set .params and "
-                ".opt_state to those of a checkpoint, or make a new TrainStep"
-            )
-        scaler = self._binding.distributed_update.scaler
-        scale = None if scaler is None else np.float32(scaler.scale)
-        if scaler is not None:
-            scaler.was_applied = True
-        if self._runner is not None:
-            return self._run_by(self._runner, batch, state, scale=scale, weight=weight, trains=True)
-        batch = self._devices.divided(batch)
-        with translated():
-            self._held, self.opt_state, result = self._run(self._held, self.opt_state, scale, weight, batch, state)
-            jax.block_until_ready(result)
-        if self._is_spmd:
-            self._binding.count_pass()
-        return self._result(result)
-
-    def _weight_of(self, batch: Sequence[Any]) -> float | None:
-        """Return the weight of this rank's loss; None: no mean is taken, or the ranks run one program. Collective."""
-        if self._steps_alone or self._is_spmd:
-            return None
-        shapes = [np.shape(leaf) for leaf in jax.tree.leaves(batch)]
-        samples = next((shape[0] for shape in shapes if shape), 0)
-        return context.current().owned(MeanLoss).weight_of(samples)
+        return self._with_aux(self._train(batch, state))
 
     def evaluate(self, *batch: Any, **state: Any) -> Any:
         """Return the mean loss over the samples of all ranks, or `(loss, aux)`, without an update. Collective.
 
         In elastic training, where ranks join and leave in between, it is not: it returns that of this rank's batch.
         """
-        weight = self._weight_of(batch) if self._training is None else None
-        if self._runner is not None:
-            return self._run_by(self._runner, batch, state, scale=None, weight=weight, trains=False)
-        batch = self._devices.divided(batch)
-        evaluate = self._evaluate_together if self._training is None else self._evaluate_alone
-        with translated():
-            return self._result(jax.block_until_ready(evaluate(self._held, weight, batch, state)))
+        return self._with_aux(self._mean_loss_of(batch, state))
 
     def flush(self) -> bool:
         """Apply a window of `accumulate=N` that was cut short; returns whether there was one. Collective."""
@@ -228,59 +194,109 @@ class TrainStep(Training):
             params = self._inner.held(params, self._leaves)
         self._held = jax.tree.map(jnp.array, params)
 
-    def _result(self, result: tuple[Any, Any]) -> Any:
-        return result if self._has_aux else result[0]
+    # See `PlannedStep`
 
-    # Steps that a strategy runs
+    def _with_aux(self, loss: Any) -> Any:
+        aux, self._aux = self._aux, None
+        return (loss, aux) if self._has_aux else loss
 
-    def _made_runner(self, make: Any) -> StepRunner:
-        if self._has_aux:
+    @override
+    def _divisor(self, batch: tuple[Any, ...]) -> float:
+        found = None
+        if self._runner is not None:
+            self._loss_divisor.check_micro_batches(*batch)
+        elif context.current().topology.world_size > 1:
+            found = self._loss_divisor.function_for(*batch)
+        return self._num_samples(batch) if found is None else float(found(*batch))
+
+    @override
+    def _run_batch(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> Any:
+        """Do one pass, and the update if it completes the window."""
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(self._held)[:1]):
             raise UsageError(
-                "has_aux=True and a strategy that runs the passes itself (pipeline): what loss_fn returns beside the "
-                "loss would be of micro-batches. Return the loss alone"
+                "the parameters are gone: an earlier step, to which they were donated, has failed. Set .params and "
+                ".opt_state to those of a checkpoint, or make a new TrainStep"
             )
-        runner = make(self._division, lambda params, batch, state: self._loss(params, batch, state)[0], self.optimizer)
-        if not isinstance(runner, StepRunner):
-            raise PluginError(f"{type(runner).__qualname__} does not derive from unidist_jax.models.StepRunner")
-        return runner
-
-    def _run_by(
-        self,
-        runner: StepRunner,
-        batch: Sequence[Any],
-        state: dict[str, Any],
-        *,
-        scale: Any,
-        weight: float | None,
-        trains: bool,
-    ) -> Any:
-        weight = 1.0 if weight is None else weight
-        self._held, self.opt_state, loss = runner.run(
-            self._held, self.opt_state, batch, state, scale=scale, weight=weight, trains=trains
-        )
+        scaler = self._binding.distributed_update.scaler
+        scale = None if scaler is None else np.float32(scaler.scale)
+        if scaler is not None:
+            scaler.was_applied = True
+        arguments, state = batch
+        factor = None if weight is None else weight.factor()
+        if self._runner is not None:
+            loss = self._run_by(self._runner, batch, scale=scale, weight=factor, trains=True)
+            return loss if weight is None else self._scalar(weight.mean(lambda: float(loss)), loss)
+        arguments = self._devices.divided(arguments)
+        with translated():
+            self._held, self.opt_state, result = self._run(self._held, self.opt_state, scale, factor, arguments, state)
+            loss, self._aux = jax.block_until_ready(result)
+        if self._is_one_program:
+            self._binding.count_pass()
         return loss
 
-    # Elastic training
+    @override
+    def _evaluate_batch(self, batch: tuple[Any, ...]) -> Any:
+        if self._runner is not None:
+            return self._run_by(self._runner, batch, scale=None, weight=None, trains=False)
+        arguments, state = batch
+        with translated():
+            result = jax.block_until_ready(self._evaluate(self._held, self._devices.divided(arguments), state))
+        loss, self._aux = result
+        return loss
 
+    @override
+    def _scalar(self, value: float, like: Any) -> Any:
+        return jnp.asarray(value, (jax.tree.leaves(self._held)[0] if like is None else like).dtype)
+
+    @override
+    def _pull(self) -> None:
+        self._held = self._binding.inner.pulled(self._held)
+
+    @override
     def _make_training(self, membership: Member | None, data: Redistributable, policy: Policy) -> StepTraining:
         if self._has_aux:
             raise UsageError(
                 "elastic training and has_aux=True: what loss_fn returns beside the loss is not taken back with a step "
                 "that is broken off. Use elastic=False and ud.elastic.run"
             )
-        policy = translating(policy)
-        return StepTraining(
-            membership,
-            data,
-            policy,
-            lambda progress: TrainingState(self, progress, policy.state),
-            passes=passes_of_step(self._plan),
-        )
+        return super()._make_training(membership, data, translating(policy))
 
-    def _take(self, share: BatchShare, batch: Sequence[Any], state: dict[str, Any]) -> float:
-        assert self._training is not None, "it calls this"
-        pieces = PiecewiseStep(lambda part, weight: self._step(part, state, weight), self._binding.accumulate_steps)
-        return pieces.train(share, batch, batch_size=self._training.progress.batch_size)
+    @override
+    def _make_state(self, progress: Progress, others: Mapping[str, Any]) -> TrainingState:
+        return TrainingState(self, progress, others)
+
+    @override
+    def _train_share(self, batch: tuple[Any, ...], share: BatchShare) -> float:
+        self._loss_divisor.check_micro_batches(*batch)
+        with ending_programs():
+            return super()._train_share(batch, share)
+
+    @override
+    def _accumulate(self, passes: int) -> None:
+        self._binding.accumulate_steps(passes)
+
+    # Steps that a strategy runs
+
+    def _made_runner(self) -> StepRunner:
+        if self._has_aux:
+            raise UsageError(
+                "has_aux=True and a strategy that runs the passes itself (pipeline): what loss_fn returns beside the "
+                "loss would be of micro-batches. Return the loss alone"
+            )
+        runner = self._make_runner(
+            self._division, lambda params, batch, state: self._loss(params, batch, state)[0], self.optimizer
+        )
+        if not isinstance(runner, StepRunner):
+            raise PluginError(f"{type(runner).__qualname__} does not derive from unidist_jax.models.StepRunner")
+        return runner
+
+    def _run_by(
+        self, runner: StepRunner, batch: tuple[Any, ...], *, scale: Any, weight: float | None, trains: bool
+    ) -> Any:
+        self._held, self.opt_state, loss = runner.run(
+            self._held, self.opt_state, *batch, scale=scale, weight=1.0 if weight is None else weight, trains=trains
+        )
+        return loss
 
     # Checkpoints, see `Training`
 
@@ -313,6 +329,9 @@ class TrainStep(Training):
     def _traced(
         self, held: Any, state: Any, scale: Any, weight: Any, batch: Sequence[Any], more: Any
     ) -> tuple[Any, Any, Any]:
+        if self._is_one_program:
+            weight = self._loss_divisor.weight_in_program(batch, more)
+
         def loss_of(params: Any) -> tuple[Any, Any]:
             loss, aux = self._loss(params, batch, more)
             loss = _times(loss, weight)
@@ -322,22 +341,24 @@ class TrainStep(Training):
             (loss, aux), held, state = self._inner.train(loss_of, self._leaves, held, state)
         else:
             self._binding.leaves(held)
-            groups = [] if self._is_spmd else self._groups
+            groups = [] if self._is_one_program else self._groups
             function = jax.value_and_grad(lambda params: loss_of(self._handing_over(params, groups)), has_aux=True)
             (_, (loss, aux)), gradients = function(held)
             early = [place for group in groups for place in group]
             held, state = self._binding.apply(gradients, state, held, early=early)
-        if self._steps_alone and weight is None:  # a mean would make ranks wait
+        if self._plan.steps_alone and weight is None:  # a mean would make ranks wait
             return held, state, (loss, aux)
         return held, state, (allreduce(loss, name="loss of a training step"), aux)
 
-    def _evaluated(self, held: Any, weight: Any, batch: Sequence[Any], more: Any, *, together: bool) -> tuple[Any, Any]:
+    def _evaluated(self, held: Any, batch: Sequence[Any], more: Any) -> tuple[Any, Any]:
         def loss_of(params: Any) -> tuple[Any, Any]:
             return self._loss(params, batch, more)
 
         loss, aux = loss_of(held) if self._inner is None else self._inner.evaluate(loss_of, held)
-        loss = _times(loss, weight)
-        return allreduce(loss, name="loss of an evaluation") if together else loss, aux
+        if self._is_one_program:
+            loss = _times(loss, self._loss_divisor.weight_in_program(batch, more))
+            loss = allreduce(loss, name="loss of an evaluation")
+        return loss, aux
 
     def _loss(self, params: Any, batch: Sequence[Any], state: dict[str, Any]) -> tuple[Any, Any]:
         """Return this rank's loss, and what the script's function returned beside it."""
@@ -356,6 +377,10 @@ class TrainStep(Training):
             loss, aux = loss
         _check_loss(loss)
         return self._types.widened(loss), aux
+
+    def _loss_of_script(self, params: Any, given: tuple[Sequence[Any], dict[str, Any]]) -> Any:
+        result = self._loss_fn(merged(params, self._rest), *given[0], **given[1])
+        return result[0] if self._has_aux else result
 
     def _handing_over(self, params: Any, groups: Sequence[Sequence[int]]) -> Any:
         """Return the parameters, with gradients that are handed over as soon as the backward pass has computed them."""

@@ -16,9 +16,9 @@ from unidist.checkpoint.format.slots import KERAS, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
 from unidist_keras.checkpoint.names import stable_paths
 from unidist_keras.checkpoint.tensors import dtype_of, piece_of, read_into
+from unidist_keras.slots import slot_lists
 
 _OPTIONS = "learning_rate"
-_LISTS_OF_ALL = frozenset(("_variables", "_trainable_variables"))
 
 
 class OptimizerState(KeepsState):
@@ -141,14 +141,10 @@ class OptimizerState(KeepsState):
         optimizer = self._inner if optimizer is None else optimizer
         if not optimizer.built:
             return
-        common = {id(optimizer.iterations), id(getattr(optimizer, "_learning_rate", None))}
-        own = {id(each) for each in optimizer.variables} - common
         variables = self._variables()
-        for attribute, kept in vars(optimizer).items():
-            if not isinstance(kept, list) or len(kept) != len(variables) or attribute in _LISTS_OF_ALL:
-                continue
+        for attribute, kept in slot_lists(optimizer).items():
             for index, (variable, value) in enumerate(zip(variables, kept, strict=True)):
-                if id(value) in own:
+                if value is not None:
                     slot = slot_of(value, variable, attribute)
                     yield index, self._placement(variable), self._naming.neutral(slot), value
 

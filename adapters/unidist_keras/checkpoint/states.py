@@ -13,7 +13,7 @@ from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.job import FrameworkStates
 from unidist.checkpoint.rng import RandomState
 from unidist.errors import UsageError
-from unidist.optim.update import Update
+from unidist.optim.update import Update, update_of
 from unidist_keras.checkpoint.names import stable_paths
 from unidist_keras.checkpoint.optimizer import OptimizerState
 from unidist_keras.checkpoint.tensors import dtype_of, piece_of, read_into
@@ -60,7 +60,7 @@ class KerasStates(FrameworkStates):
 
     @override
     def update(self, optimizer: Any) -> Update | None:
-        return getattr(binding_of(optimizer), "_update", None)
+        return update_of(optimizer)
 
     @override
     def prepare_to_load(self, optimizer: Any) -> None:

@@ -1,55 +1,18 @@
-"""Handlers of an elastic state for a Keras model that is divided over the ranks: weights, optimizer, seeds."""
+"""Seeds of a Keras model that is divided over the ranks, in an elastic state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import KeepsState
-from unidist.checkpoint.job import CheckpointObjects
-from unidist.elastic.state import Handler, SharedHandler
+from unidist.elastic.state import Handler
 from unidist.mesh import DATA_AXIS
 from unidist.negotiation.objects import gather_objects
 from unidist.runtime.context import Context
-from unidist.strategy.interface import RunsSteps
 from unidist_keras.seeds import differs_in_replica, seeds_of
-from unidist_tensorflow.checkpoint.states import KerasStates
 from unidist_tensorflow.memory import Array
-from unidist_tensorflow.optimizer.inner_step import has_sharded_state
-
-
-class DividedModelHandler(SharedHandler):
-    """The weights of a model: each rank has a part, and those of other replicas have the same."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__(model, self._sections, KerasStates.framework.convert, is_sharded=False)
-
-    @staticmethod
-    def _sections(model: Any) -> Mapping[str, KeepsState]:
-        return CheckpointObjects(model, None).sections(KerasStates())
-
-
-class DividedOptimizerHandler(SharedHandler):
-    """The optimizer of such a model. Its state may be sharded over the replicas, too.
-
-    Args:
-        optimizer: bound; or not yet, on a rank that is still alone.
-        model: of its variables.
-    """
-
-    def __init__(self, optimizer: Any, model: Any) -> None:
-        self._model = model
-        super().__init__(optimizer, self._sections, KerasStates.framework.convert, is_sharded=has_sharded_state)
-
-    def _sections(self, optimizer: Any) -> Mapping[str, KeepsState]:
-        states = KerasStates()
-        states.prepare_to_load(optimizer)
-        found = CheckpointObjects(self._model, optimizer).sections(states)
-        del found["model"]
-        return found
 
 
 class SeedsHandler(Handler):
@@ -89,9 +52,8 @@ class SeedsHandler(Handler):
         if has_values:
             return
         own = places[runtime.topology.rank]
-        stages = [
-            item.axis for item in runtime.plan.strategies if isinstance(item, RunsSteps) and item.axis is not None
-        ]
+        runs = runtime.plan.runs_steps
+        stages = [item.axis for item in runtime.plan.strategies if runs and item.name == runs.name and item.axis]
         peers = [rank for rank, place in enumerate(places) if all(place.get(axis) == own.get(axis) for axis in stages)]
         mates = [rank for rank in peers if places[rank][DATA_AXIS] == own[DATA_AXIS]]
         of_replica = next((rank for rank in mates if told[rank][0]), mates[0])

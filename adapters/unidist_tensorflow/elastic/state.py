@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -12,17 +12,17 @@ import numpy as np
 import tensorflow as tf
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, kept_state
-from unidist.checkpoint.job import CheckpointObjects
+from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, kept_state
 from unidist.elastic import run as run_elastic
 from unidist.elastic.durable.parts import DurableParts, parts_of
-from unidist.elastic.handlers import update_handlers
+from unidist.elastic.handlers import divided_handlers, update_handlers
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, SharedHandler, State
 from unidist.elastic.step_training import Policy
 from unidist.errors import PeerLostError
+from unidist.optim.update import update_of
 from unidist.runtime import context
 from unidist_tensorflow.checkpoint.states import KerasStates
-from unidist_tensorflow.elastic.divided import DividedModelHandler, DividedOptimizerHandler, SeedsHandler
+from unidist_tensorflow.elastic.divided import SeedsHandler
 from unidist_tensorflow.memory import DTYPES, Array, array_of
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.operations.graph import take_failure
@@ -120,17 +120,6 @@ def _copied(tensor: tf.Tensor, memory: Array | None) -> Array:
     return memory
 
 
-def _sharded_optimizer(optimizer: Any, model: Any) -> SharedHandler:
-    def states(value: Any) -> Mapping[str, KeepsState]:
-        of_keras = KerasStates()
-        of_keras.prepare_to_load(value)
-        sections = CheckpointObjects(model, value).sections(of_keras)
-        is_divided = kept_state(model) is not None  # else every rank has all of it
-        return {name: state for name, state in sections.items() if name != "model" or is_divided}
-
-    return SharedHandler(optimizer, states, KerasStates.framework.convert)
-
-
 class TensorFlowState(ObjectState):
     """State of a list of variables: `TensorFlowState(variables, epoch=0)`.
 
@@ -169,16 +158,18 @@ class TensorFlowKerasState(ObjectState):
         runtime = context.current() if context.is_initialized() else None
         self._is_divided = runtime is not None and runtime.is_elastic and runtime.plan.divides_model
         self._is_sharded = not self._is_divided and has_sharded_state(self.optimizer)
-        bound = getattr(self.optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
-        handlers = update_handlers({"optimizer": getattr(bound, "_update", None)})
+        # The handler of the optimizer of a divided model has its update, too.
+        handlers = update_handlers({"optimizer": None if self._is_divided else update_of(self.optimizer)})
         if self._is_divided:
-            handlers |= {
-                "model": DividedModelHandler(model),
-                "optimizer": DividedOptimizerHandler(self.optimizer, model),
-                "seeds": SeedsHandler(model),
-            }
+            handlers |= divided_handlers(KerasStates(), model, self.optimizer, is_sharded=has_sharded_state)
+            handlers["seeds"] = SeedsHandler(model)
         elif self._is_sharded:
-            handlers["optimizer"] = _sharded_optimizer(self.optimizer, model)
+            handlers["optimizer"] = SharedHandler.of_optimizer(
+                KerasStates(),
+                self.optimizer,
+                model,
+                has_model=lambda: kept_state(model) is not None,  # else every rank has all of it
+            )
         else:
             self._build_optimizer()
         if not self._is_divided:

@@ -14,15 +14,12 @@ from unidist.cost_model.figures import ParameterFigures
 from unidist.cost_model.memory_interface import SizesModels
 from unidist.cost_model.step_interface import CountsOperations
 from unidist.errors import UsageError
-from unidist.waits import waits_natively
 from unidist_arrays.host_framework import HostFramework
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
     from unidist.cost_model.work import CountedPass
-
-waits_natively("tensorflow/python/eager/execute.py")  # where the script's thread is while a graph runs
 
 
 class TensorFlowFramework(HostFramework, SizesModels, CountsOperations):
@@ -32,7 +29,7 @@ class TensorFlowFramework(HostFramework, SizesModels, CountsOperations):
 
     @override
     def is_tensor(self, value: object) -> bool:
-        """Say whether it is a tensor; variables of TensorFlow and Keras count as such."""
+        """Return whether it is a tensor; variables of TensorFlow and Keras count as such."""
         tensorflow, keras = sys.modules.get("tensorflow"), sys.modules.get("keras")
         if tensorflow is None:
             return False
@@ -48,11 +45,22 @@ class TensorFlowFramework(HostFramework, SizesModels, CountsOperations):
         return tensorflow is not None and isinstance(value, tensorflow.Module) and not self.is_tensor(value)
 
     @override
-    def buffer(self, tensor: tf.Tensor) -> Buffer:
-        """Return the memory of a tensor. Tensors are immutable: the buffer may only be read."""
+    def buffer(self, tensor: Any) -> Buffer:
+        import tensorflow as tf
+
         from unidist_tensorflow.memory import buffer_of
 
-        return buffer_of(tensor)
+        if isinstance(tensor, tf.Tensor):
+            return buffer_of(tensor)
+        return buffer_of(tf.identity(tensor))
+
+    @override
+    def store(self, tensor: Any, buffer: Buffer) -> None:
+        import tensorflow as tf
+
+        if isinstance(tensor, tf.Tensor):
+            raise UsageError("a tensor of TensorFlow does not change; give a variable")
+        tensor.assign(self.tensor(buffer, tuple(tensor.shape)))
 
     @override
     def tensor(self, buffer: Buffer, shape: Sequence[int]) -> tf.Tensor:

@@ -32,11 +32,14 @@ def pair_of_groups(forward: Exchange, transpose: Exchange) -> Callable[[Sequence
     return lambda tensors: list(function(*map(tf.convert_to_tensor, tensors)))
 
 
-def differentiable_once(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def differentiable_once(
+    what: str, is_sparse: Callable[[int], None] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return `tf.custom_gradient`, with a UsageError where the gradient is differentiated.
 
     Args:
         what: has the gradient.
+        is_sparse: is called with the number of an output whose gradient is sparse; it is made dense.
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,7 +53,13 @@ def differentiable_once(what: str) -> Callable[[Callable[..., Any]], Callable[..
 
             # Pass the tensors too, though backward has them already: the gradient depends on them. An embedding lookup
             # gives IndexedSlices, which tf.custom_gradient does not accept.
-            return outputs, lambda *upstream: gradients(*map(_dense, upstream), *tensors)
+            def backward_of(*upstream: Any) -> Any:
+                for number, gradient in enumerate(upstream):
+                    if is_sparse is not None and isinstance(gradient, tf.IndexedSlices):
+                        is_sparse(number)
+                return gradients(*map(_dense, upstream), *tensors)
+
+            return outputs, backward_of
 
         def refuse(*_: Any) -> Any:
             raise UsageError(

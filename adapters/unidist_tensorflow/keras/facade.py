@@ -31,8 +31,9 @@ from unidist_tensorflow.keras.functions import (
 )
 from unidist_tensorflow.keras.optimizers import DistributedOptimizer, PartialDistributedOptimizer
 from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
-from unidist_tensorflow.operations import Adasum, Average, Sum
+from unidist_tensorflow.operations import Adasum, Average, Max, Min, Product, Sum, alltoall, barrier, join
 from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.operations.functions import allgather_object, broadcast_object
 from unidist_tensorflow.training.data import shard
 from unidist_tensorflow.training.distributed_optimizer import distribute
 from unidist_tensorflow.training.train_step import TrainStep
@@ -40,9 +41,10 @@ from unidist_tensorflow.training.train_step import TrainStep
 __all__ = [
     "Adasum", "Average", "BackupAndRestore", "BestModelCheckpoint", "BroadcastGlobalVariablesCallback",
     "CommitStateCallback", "Compression", "DistributedOptimizer", "KerasState", "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback", "MetricAverageCallback", "PartialDistributedOptimizer", "Policy", "Sum",
-    "SyncBatchNormalization", "TensorFlowKerasState", "TrainStep", "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback", "allgather", "allreduce", "broadcast", "broadcast_global_variables", "cuda_built",
-    "device", "distribute", "gather_samples", "load", "load_model", "metrics", "nccl_built", "reducescatter",
-    "rocm_built", "run", "save", "seed", "shard", "shutdown",
+    "LearningRateWarmupCallback", "Max", "MetricAverageCallback", "Min", "PartialDistributedOptimizer", "Policy",
+    "Product", "Sum", "SyncBatchNormalization", "TensorFlowKerasState", "TrainStep", "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
+    "broadcast_global_variables", "broadcast_object", "cuda_built", "device", "distribute", "gather_samples", "join",
+    "load", "load_model", "metrics", "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed", "shard",
+    "shutdown",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unidist_arrays.operations import Pending, PendingCall, Start
+from unidist_arrays.operations import PendingCall, PendingOperations, Start
 from unidist_tensorflow.memory import Array
 from unidist_tensorflow.operations.async_calls import AsyncCall, async_call
 from unidist_tensorflow.operations.graph_failures import FAILURE, fail_if_told, failure_of, no_failure
@@ -118,7 +118,7 @@ class _Node:
         self._start = start
         self._name = name
         self._lock = threading.Lock()
-        self._unfinished: list[Pending | PendingCall] = []
+        self._unfinished: list[PendingOperations | PendingCall] = []
         self._async_call: AsyncCall | None = None
         self._dtypes: list[Any] = []  # of the outputs
 
@@ -142,7 +142,7 @@ class _Node:
         self._async_call.begin()
         return np.zeros((), np.int64)
 
-    def _begin(self, arrays: Sequence[Array]) -> Pending | PendingCall:
+    def _begin(self, arrays: Sequence[Array]) -> PendingOperations | PendingCall:
         try:
             return self._start(arrays, self._name)
         except Exception as exc:
@@ -153,7 +153,7 @@ class _Node:
 
         return PendingCall(fail)
 
-    def _restart(self, stale: Sequence[Pending | PendingCall], arrays: Sequence[Array]) -> list[Array]:
+    def _restart(self, stale: Sequence[PendingOperations | PendingCall], arrays: Sequence[Array]) -> list[Array]:
         for pending in stale:
             with suppress(Exception):  # an error of it belongs to the run that failed
                 pending.wait()

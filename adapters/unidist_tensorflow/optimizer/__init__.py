@@ -3,19 +3,17 @@
 May import `framework`, `gradients`, `operations` and the modules at the root of this package.
 """
 
-from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
+from unidist_tensorflow.optimizer.elementwise import RowCheck, counts_occurrences, needs_whole_variables
 from unidist_tensorflow.optimizer.inner_step import (
     Entry,
     InnerStep,
     WholeStep,
     has_sharded_state,
     restoring,
-    slot_lists,
-    variable_and_slots,
 )
 from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
-    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "WholeStep", "has_sharded_state",
-    "needs_whole_variables", "restoring", "slot_lists", "variable_and_slots",
+    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "RowCheck", "WholeStep",
+    "counts_occurrences", "has_sharded_state", "needs_whole_variables", "restoring",
 ]  # fmt: skip

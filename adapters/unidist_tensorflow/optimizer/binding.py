@@ -7,7 +7,7 @@ that TensorFlow, which reuses the memory of tensors that nobody else waits for, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,12 +18,15 @@ from typing_extensions import override
 from unidist.errors import PluginError, UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist.negotiation.objects import gather_objects
+from unidist.optim.actors import check_keeps_parameters
 from unidist.optim.update import Update
 from unidist.runtime import context
 from unidist.training.mean_loss import MeanLoss
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_keras.arguments import with_groups
-from unidist_keras.loss_weight import WeightsLoss
+from unidist_keras.losses.weight import WeightsLoss
+from unidist_keras.running_statistics import SharesStatistics, average_statistics, statistics_of
+from unidist_keras.slots import variable_and_slots
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.gradients.tensors import (
     AddedOperations,
@@ -36,13 +39,16 @@ from unidist_tensorflow.gradients.tensors import (
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.functions import broadcast_variables
-from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, is_of_keras, variable_and_slots
+from unidist_tensorflow.optimizer.acting import ActingStep
+from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, is_of_keras
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 
 _SCALE = tf.TensorSpec([], tf.float64)
 
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableShape"})
 
-class Binding(WeightsLoss):
+
+class Binding(WeightsLoss, SharesStatistics):
     """The state of one bound optimizer.
 
     Args:
@@ -51,6 +57,7 @@ class Binding(WeightsLoss):
         update: the framework-free side.
 
     Attributes:
+        distributed_update: see Args.
         inner: what updates the variables.
         scale_local: gradients of local variables are divided by the number of ranks, as those that are averaged.
         groups: lists of variables whose gradients travel together, or None; until the first update.
@@ -61,7 +68,7 @@ class Binding(WeightsLoss):
         self.groups: Sequence[Sequence[Any]] | None = None
         self._optimizer = optimizer
         self._plain = plain
-        self._update = update
+        self._update = self.distributed_update = update
         self._exchange: FusedExchange | None = None
         self._places: dict[Any, int] = {}  # of exchanged variables by key
         self._variables: list[Any] = []  # the exchanged ones
@@ -72,7 +79,10 @@ class Binding(WeightsLoss):
         self._started = False
         self._passes_vary = False
         self._host_functions: list[HostFunction] = []
+        self._acting = ActingStep(update, self._host_functions)
         self.inner = self._make_inner()
+        if update.actors is not None:
+            check_keeps_parameters(self.inner, update.actors.names)
 
     def _make_inner(self) -> InnerStep:
         brings = self._update.inner_steps
@@ -83,6 +93,11 @@ class Binding(WeightsLoss):
         if not isinstance(made, InnerStep):
             raise PluginError(f"{type(made).__qualname__} does not derive from unidist_tensorflow.optimizer.InnerStep")
         return made
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """The variables whose gradients are exchanged, by place."""
+        return self._variables
 
     def register_local(self, variable: Any) -> None:
         """Leave a variable out of the exchange; before the first update, the same ones on every rank."""
@@ -115,7 +130,7 @@ class Binding(WeightsLoss):
         self.inner.build(self._entries(self._built_for, [None] * len(self._built_for)), self.exchange)
 
     def built_anywhere(self) -> bool:
-        """Say whether any rank has built the optimizer: maybe only rank 0 has loaded it. Collective."""
+        """Return whether any rank has built the optimizer: maybe only rank 0 has loaded it. Collective."""
         return any(gather_objects(self._update.communicator, self._optimizer.built))
 
     def build_early(self, variables: Sequence[Any]) -> None:
@@ -175,7 +190,7 @@ class Binding(WeightsLoss):
         self.broadcast_initial()
         self._started = True
         update = self._update
-        whole = update.inner_steps is None and update.rules is None
+        whole = update.inner_steps is None and update.rules is None and update.actors is None
         is_alone = update.num_ranks == 1 and not update.context.is_elastic  # else others may come
         if whole and is_alone and update.accumulation.passes == 1:
             self._plain.apply(self._optimizer, gradients, variables)
@@ -188,6 +203,8 @@ class Binding(WeightsLoss):
         for i, variable in enumerate(variables):
             if self._key(variable) in self._places:
                 gradients[i] = self.inner.own_gradient(variable, gradients[i])
+        if self.inner.sharded and not self._update.context.is_elastic:  # there a rank that joins traces alone
+            self._agree_on_sparse(self._own(variables, gradients))
         if tf.executing_eagerly():
             self._apply_eagerly(variables, gradients)
         else:
@@ -222,6 +239,23 @@ class Binding(WeightsLoss):
             return [np.asarray(context.current().owned(MeanLoss).weight_of(float(own)))]
 
         return host_node(exchange, [tf.cast(samples, tf.float64)], [_SCALE], name="unidist_samples_of_a_step")[0]
+
+    @override
+    def after_step(self, model: Any, given: Sequence[Any], result: Any) -> Any:
+        statistics = [each for each in statistics_of(model) if _may_have_changed(each.value)]
+        if statistics:
+            for variable, mean in zip(statistics, self.means([each.value for each in statistics]), strict=True):
+                variable.assign(mean)
+        return result
+
+    @override
+    def _averaged(self, flat: Any) -> Any:
+        def exchange(own: Array) -> list[Array]:
+            values = np.array(own)
+            average_statistics(values)
+            return [values]
+
+        return host_node(exchange, [flat], [tf.TensorSpec(flat.shape, flat.dtype)], name="unidist_statistics")[0]
 
     def flush(self) -> bool:
         """Apply a window that was cut short; returns whether there was anything to apply."""
@@ -285,7 +319,7 @@ class Binding(WeightsLoss):
             infos,
             lambda: [self.inner.held(variable) for variable in self._variables],
             keeps_results=not is_of_keras(self._optimizer, self._plain, self._trained),
-            gathers=not self._update.options.sparse_as_dense and not sharded,
+            gathers=not self._update.options.sparse_as_dense,
             step_on_joined=self._step_on_joined if sharded else None,
         )
 
@@ -350,6 +384,14 @@ class Binding(WeightsLoss):
             entries.append(Entry(variable, self._scaled(gradient) if place is None else gradient, place))
         return entries
 
+    @tf.autograph.experimental.do_not_convert
+    def _agree_on_sparse(self, own: Mapping[int, Gradient]) -> None:
+        assert self._exchange is not None
+        with tf.init_scope(), as_op_errors():
+            self._exchange.agree_on_sparse(
+                {place for place, gradient in own.items() if isinstance(gradient, tf.IndexedSlices)}
+            )
+
     # Eager mode
 
     def _apply_eagerly(self, variables: list[Any], gradients: list[Any]) -> None:
@@ -359,8 +401,10 @@ class Binding(WeightsLoss):
             self._step_eagerly(variables, gradients, result)
 
     def _step_eagerly(self, variables: list[Any], gradients: list[Any], result: ExchangeResult) -> None:
-        assert self._exchange is not None
-        self.inner.step_eagerly(self._exchange, self._entries(variables, gradients), result)
+        exchange = self._exchange
+        assert exchange is not None
+        entries = self._entries(variables, gradients)
+        self._acting.around(self._variables, self.inner, lambda: self.inner.step_eagerly(exchange, entries, result))
         self._update.applied()
 
     def _step_on_joined(self, result: ExchangeResult) -> None:
@@ -382,7 +426,9 @@ class Binding(WeightsLoss):
 
     def _step_in_graph(self, exchange: FusedExchange, entries: list[Entry], outputs: list[tf.Tensor]) -> bool:
         added = AddedOperations()
-        memory = self.inner.step_in_graph(exchange, entries, outputs)
+        memory = self._acting.around(
+            self._variables, self.inner, lambda: self.inner.step_in_graph(exchange, entries, outputs)
+        )
         with tf.control_dependencies(added.stateful()):
             self._count(memory)
         return True
@@ -403,3 +449,12 @@ class Binding(WeightsLoss):
 
         name = "unidist_end_of_update_which_needs_jit_compile_False"
         host_node(applied, gradients, [tf.TensorSpec([], tf.bool)], name=name, keeper=self._host_functions)
+
+
+def _may_have_changed(variable: tf.Variable) -> bool:
+    """Return whether the graph that is being built assigns to a variable, or hands it to a function that may."""
+    if tf.executing_eagerly():
+        return True
+    graph = tf.compat.v1.get_default_graph()
+    own = next((inner for outer, inner in graph.captures if outer is variable.handle), None)
+    return own is not None and any(op.type not in _READS for op in own.consumers())

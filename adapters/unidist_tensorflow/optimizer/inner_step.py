@@ -41,12 +41,21 @@ class InnerStep(ABC):
     """The inner step of one bound optimizer. Every rank of the data axis calls its methods in the same order.
 
     Attributes:
-        sharded: it takes this rank's shard of the gradients (`Update.reduced`), not whole ones, and all are dense.
+        sharded: it takes this rank's shard of the gradients (`Update.reduced`), not whole ones. Those that
+            `own_gradient` returned sparse are zeros there, and all of their rows in `FusedExchange.gathered`.
     """
 
     sharded = False
 
     _optimizer: Any
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Whether it steps on the model's own parameters, all of which this rank has between two updates.
+
+        Then others may change them there (`Update.actors`). Not where it has copies (master weights), or parts.
+        """
+        return False
 
     @property
     def shards_state(self) -> bool:
@@ -64,7 +73,10 @@ class InnerStep(ABC):
         return ParameterInfo(name, tuple(variable.shape), dtype_of(variable))
 
     def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
-        """Return this rank's gradient of a variable in the type of its part; None if there is none."""
+        """Return this rank's gradient of a variable in the type of its part; None if there is none.
+
+        A sharded step makes it dense if its rows may be added up.
+        """
         return gradient if gradient is None else as_gradient(gradient, variable)
 
     def equal_everywhere(self, model: Any) -> list[Any]:
@@ -142,6 +154,11 @@ class WholeStep(InnerStep):
 
     @property
     @override
+    def keeps_parameters(self) -> bool:
+        return True
+
+    @property
+    @override
     def is_built(self) -> bool:
         return bool(self._optimizer.built)
 
@@ -193,7 +210,7 @@ class WholeStep(InnerStep):
 
 
 def has_sharded_state(optimizer: Any) -> bool:
-    """Say whether an optimizer is bound and its state is sharded."""
+    """Return whether an optimizer is bound and its state is sharded."""
     bound = getattr(optimizer, "__dict__", {}).get(STATE_ATTRIBUTE)
     return bound is not None and bool(bound.inner.shards_state)
 
@@ -202,17 +219,6 @@ def as_gradient(gradient: Any, variable: Any) -> Gradient:
     """Return a gradient in the type of its variable."""
     dtype = tf.as_dtype(variable.dtype)
     return gradient if gradient.dtype == dtype else tf.cast(gradient, dtype)
-
-
-def variable_and_slots(optimizer: Any, variable: Any) -> list[Any]:
-    """Return a variable, and its slots in an optimizer of Keras 3: momentum and the like.
-
-    Moving averages are left out: they are of the variable, whether it has a gradient or not.
-    """
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    index = optimizer._get_variable_index(variable)
-    lists = [kept for name, kept in slot_lists(optimizer).items() if name != "_model_variables_moving_average"]
-    return [variable, *(kept[index] for kept in lists if kept[index] is not None)]
 
 
 @contextmanager
@@ -242,24 +248,6 @@ def restoring(optimizer: Any, restore: Callable[[], None]) -> Iterator[None]:
         del optimizer.__dict__[name]
 
 
-def slot_lists(optimizer: Any) -> dict[str, list[Any]]:
-    """Return the slots of an optimizer of Keras 3: a list by attribute, in the order of its variables.
-
-    An element is None for a variable without this slot.
-    """
-    count = len(optimizer._trainable_variables)
-    own = {id(each) for each in optimizer.variables}
-    return {
-        name: kept
-        for name, kept in vars(optimizer).items()
-        if isinstance(kept, list)
-        and len(kept) == count
-        and any(id(each) in own for each in kept)
-        and all(each is None or id(each) in own for each in kept)
-        and name not in ("_variables", "_trainable_variables")
-    }
-
-
 def _wanted(entries: Sequence[Entry]) -> tuple[list[int], set[int]]:
     """Return the places of the entries, and which of them have sparse gradients on this rank."""
     wanted = [entry.place for entry in entries if entry.place is not None]
@@ -269,7 +257,7 @@ def _wanted(entries: Sequence[Entry]) -> tuple[list[int], set[int]]:
 
 
 def is_of_keras(optimizer: Any, plain: type[Any], variables: Sequence[Any]) -> bool:
-    """Say whether the optimizer is one of Keras' own, of which none keeps a gradient beyond its step."""
+    """Return whether the optimizer is one of Keras' own, of which none keeps a gradient beyond its step."""
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         return plain.__module__.startswith("keras.") and is_of_keras(inner, type(inner), variables)

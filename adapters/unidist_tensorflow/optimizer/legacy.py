@@ -36,7 +36,8 @@ class LegacyOptimizerMixin(BoundMixin):
             grads_and_vars: pairs; ranks may differ in which gradients are None.
             name: as for any optimizer.
             options: `skip_gradients_aggregation=True`, or `experimental_aggregate_gradients=False`: the gradients are
-                reduced already, by a DistributedGradientTape say, and are applied as they are.
+                reduced already, by a DistributedGradientTape say, and are applied as they are; not those that
+                `compute_gradients` has left to be exchanged here.
 
         Returns:
             `iterations`.
@@ -45,8 +46,9 @@ class LegacyOptimizerMixin(BoundMixin):
         reduced = options.get("skip_gradients_aggregation", False) or not options.get(
             "experimental_aggregate_gradients", True
         )
-        if self._unidist.take_reduced() and not reduced:
-            reduced, options = True, {**options, **is_reduced(self)}
+        computed = self._unidist.take_computed()
+        if computed is not None:
+            reduced, options = computed, {**options, **is_reduced(self)}
         if reduced:
             super().apply_gradients(pairs, name=name, **options)  # type: ignore[misc]  # of an optimizer
         elif pairs:
@@ -103,7 +105,8 @@ class LegacyBinding(Binding):
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         self._apply_plainly = _PlainApply(plain)
         self.reduction: PairReduction | None = None
-        self._is_minimizing = self._has_reduced = False
+        self._is_minimizing = False
+        self._has_reduced: bool | None = None
         super().__init__(optimizer, self._apply_plainly, update)  # type: ignore[arg-type]  # has what it needs
 
     def apply_pairs(self, pairs: Sequence[tuple[Any, Any]], name: str | None) -> None:
@@ -124,15 +127,18 @@ class LegacyBinding(Binding):
         """Return the pairs with reduced gradients, unless `apply_gradients` has to exchange them. Collective."""
         update = self._update
         exchanges_later = update.accumulation.passes > 1 or update.rules is not None or update.scaler is not None
-        if self._is_minimizing or self.reduction is None or exchanges_later:
+        if self._is_minimizing:
+            return pairs
+        if self.reduction is None or exchanges_later:
+            self._has_reduced = False
             return pairs
         self.reduction.local = self._local
         self._has_reduced = True
         return self.reduction.reduce(pairs)
 
-    def take_reduced(self) -> bool:
-        """Say whether the gradients to apply next were reduced by `reduce_now`."""
-        has_reduced, self._has_reduced = self._has_reduced, False
+    def take_computed(self) -> bool | None:
+        """Return whether `reduce_now` has reduced the gradients to apply next; None: it has not seen them."""
+        has_reduced, self._has_reduced = self._has_reduced, None
         return has_reduced
 
     def _build(self, variables: Any) -> list[Any]:
@@ -144,7 +150,7 @@ class LegacyBinding(Binding):
         return list(variables)
 
     def _make_inner(self) -> InnerStep:
-        if self._update.inner_steps is not None:
+        if self._update.inner_steps is not None or self._update.actors is not None:
             raise ConfigurationError(
                 "the strategy replaces the optimizer's update, which optimizers of tf_keras do not support; use one of "
                 "Keras 3"

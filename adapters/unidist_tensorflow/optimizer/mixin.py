@@ -7,6 +7,7 @@ from typing import Any
 
 from unidist.optim.update import Update
 from unidist_keras import mixin
+from unidist_tensorflow.optimizer.acting import KerasTrainedState
 from unidist_tensorflow.optimizer.binding import Binding
 
 
@@ -27,5 +28,7 @@ def bind(optimizer: Any, update: Update, *, names: Mapping[str, Any] | None = No
     mixin.check_plain(optimizer)
     plain = type(optimizer)
     optimizer.__class__ = mixin.bound_class(plain, DistributedOptimizerMixin)
-    optimizer.__dict__["_unidist"] = Binding(optimizer, plain, update)
+    binding = Binding(optimizer, plain, update)
+    optimizer.__dict__["_unidist"] = binding
+    update.trained = KerasTrainedState(optimizer, lambda: binding.variables)
     return optimizer

@@ -17,7 +17,6 @@ from unidist.mixins import with_mixin
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
 from unidist.runtime import context
-from unidist.strategy.interface import ActsOnGradients, UpdateGate
 from unidist.training.binding import check_leaves_model, planned_update
 from unidist_arrays.fused_exchange import FusedExchange
 from unidist_keras.arguments import check_unsharded, listed_groups, local_variables, with_groups
@@ -97,7 +96,7 @@ class _Reducer:
         """Return the reduced gradients."""
         runtime = context.current()
         size = self._options.num_ranks(runtime)
-        exchanges = size > 1 or runtime.membership is not None or runtime.plan.find(ActsOnGradients) is not None
+        exchanges = size > 1 or runtime.membership is not None or bool(runtime.plan.gradient_rules)
         if not exchanges:
             return gradients
         exchanged = [index for index, source in enumerate(sources) if id(source) not in self.local]
@@ -184,7 +183,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     del device_dense, device_sparse
     runtime = context.current()
     check_can_distribute()
-    if runtime.plan.find(UpdateGate) is not None:
+    if runtime.plan.gate is not None:
         raise UsageError(
             f"--strategy {runtime.settings.strategy} accumulates gradients, which a tape cannot do; use "
             "distribute(model, optimizer) or DistributedOptimizer"

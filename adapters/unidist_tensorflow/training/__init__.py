@@ -1,6 +1,6 @@
 """Distributed training in TensorFlow: `distribute`, `TrainStep`, `shard`, elastic `fit` and optimizers of TF1.
 
-May import any other folder of this package but `keras`.
+May import any other folder.
 """
 
 from unidist_tensorflow.training.data import shard

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+from typing_extensions import override
 
-from unidist.checkpoint.format.interface import placements_of
+from unidist.checkpoint.format.pieces import Piece
 from unidist.elastic.divided_training import Divide
 from unidist.elastic.step_training import Policy, passes_of_step
 from unidist.errors import ConfigurationError, UsageError
@@ -17,13 +20,19 @@ from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_pass
 from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
+from unidist.optim.update import Update
 from unidist.runtime import context
-from unidist.strategy.interface import Plan, RunsSteps
+from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_model, planned_update
+from unidist.training.distribution import Distribution
+from unidist.verification import FirstBatchCheck, replica_check
 from unidist_keras.arguments import check_unsharded, listed_groups
-from unidist_keras.loss_weight import weigh_batches, weights_samples
+from unidist_keras.checkpoint import trained_pieces
+from unidist_keras.fit_agreement import agree_in_fit, hyperparameters
+from unidist_keras.losses.weight import weigh_batches, weights_samples
 from unidist_keras.mixin import check_plain, scales_loss
+from unidist_keras.running_statistics import share_statistics
 from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.keras_api import is_legacy_optimizer, is_old
 from unidist_tensorflow.operations.compression import Compression
@@ -38,9 +47,10 @@ from unidist_tensorflow.training.divided_model import check_optimizer, prepare_t
 from unidist_tensorflow.training.divided_training import DividedTraining
 from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
-from unidist_tensorflow.training.step_runner import StepRunner
+from unidist_tensorflow.training.step_runner import StepRunner, failures_as_they_were
+from unidist_tensorflow.training.synchronized_norm import synchronize
 from unidist_tensorflow.training.unsharded_data import warn_in_fit
-from unidist_tensorflow.training.verification import attach, checkpoint_check, output_check
+from unidist_tensorflow.training.verification import attach, output_check
 from unidist_tensorflow.training.waiting import measure_fit
 
 _DIVIDED = "_unidist_divided_training"
@@ -101,13 +111,18 @@ def distribute(
     if keeps_division:
         model, bound = _bind_divided(model, chosen, strategy, average=averages(op))
     else:
-        model, bound = bind_model(model, chosen, plan, average=averages(op))
+        distribution = KerasDistribution(model, chosen, plan)
+        distribution.bind(average=averages(op))
+        model, bound = distribution.model, distribution.optimizer
     if getattr(model, "optimizer", None) is not None and optimizer is None:
         model.optimizer = bound
     # A worker that joins an elastic job begins alone, in a world of size one; later it must exchange as the others do.
-    if (runtime.topology.world_size > 1 or runtime.is_elastic) and weights_samples(plan, average=averages(op)):
+    exchanges = runtime.topology.world_size > 1 or runtime.is_elastic
+    if exchanges and weights_samples(plan, average=averages(op)):
         weigh_batches(model, bound)
-    runs = plan.find(RunsSteps)
+    if exchanges and not plan.steps_alone:
+        share_statistics(model, bound, prepare=lambda: synchronize(model))
+    runs = plan.runs_steps
     if runs is None:
         _prepare_fit(model, bound)
     else:
@@ -123,8 +138,12 @@ def distribute(
             prepare=lambda inputs: None if keeps_division else build_on_all_ranks(model, bound, inputs),
         )
     else:
+        _raise_own_errors(model)
         measure_fit(model)
         warn_in_fit(model)
+        if runtime.topology.world_size > 1:
+            check = replica_check(runtime, plan, lambda: trained_pieces(model), more=lambda: hyperparameters(bound))
+            agree_in_fit(model, bound, check, is_whole=not plan.dividers and plan.shards_updates is None)
     return model, bound
 
 
@@ -139,73 +158,72 @@ def _bind_divided(model: Any, optimizer: Any, strategy: StrategyLike, *, average
     """Divide a model of an elastic job, on this rank maybe later; returns both, as this rank has them. Collective."""
 
     def bind_by(plan: Plan, divide: Divide | None) -> Any:
-        return bind_model(model, optimizer, plan, average=average, keeps_division=True, divide=divide)[0]
+        distribution = KerasDistribution(model, optimizer, plan)
+        distribution.bind(average=average, keeps_division=True, divide=divide)
+        return distribution.model
 
     divided = DividedTraining(model, optimizer, strategy, bind_by)
     divided.model.__dict__[_DIVIDED] = divided  # which generations refer to weakly
     return divided.model, optimizer
 
 
-def bind_model(
-    model: Any,
-    optimizer: Any,
-    plan: Plan,
-    *,
-    average: bool = True,
-    keeps_division: bool = False,
-    divide: Divide | None = None,
-) -> tuple[Any, Any]:
-    """Bind the optimizer of a model that the plan distributes; returns both, as this rank has them. Collective.
+class KerasDistribution(Distribution):
+    """Distributes a model of Keras 3. While a graph runs, a rank's variables are not at rest."""
 
-    Args:
-        model: the whole model, as the script made it.
-        optimizer: of Keras 3, for its variables; afterwards for those that this rank holds.
-        plan: of the run.
-        average: gradients are averaged over the ranks, else added up.
-        keeps_division: the caller rebinds a divided model in each generation of an elastic job.
-        divide: returns this rank's part of the model as the others hold theirs already, whose values are to be loaded;
-            then nothing is copied from rank 0. None: the plan divides it on all ranks now.
-    """
-    runtime = context.current()
-    check_can_distribute()
-    check_plain(optimizer)
-    check_deferred(model, plan)
-    divided = bool(plan.model_axes)
-    if divided and divide is None:
-        prepare_to_divide(model, optimizer, runtime)
-    outputs = output_check(model, runtime, plan) if divide is None else None
-    model = plan.prepare(model, runtime) if divide is None else divide()
     framework = TensorFlowFramework()
-    update = planned_update(
-        runtime, plan, framework, average=average, places=placements_of(model), keeps_division=keeps_division
-    )
-    if model.dtype_policy.name == "mixed_float16" and not scales_loss(optimizer) and update.scaler is None:
+    is_at_rest = False
+
+    @override
+    def check(self, *, keeps_division: bool) -> None:
+        check_can_distribute()
+        check_plain(self.optimizer)
+        check_deferred(self.model, self.plan)
+
+    @override
+    def prepare_to_divide(self) -> None:
+        prepare_to_divide(self.model, self.optimizer, self.runtime)
+
+    @override
+    def output_check(self, *, is_new: bool) -> FirstBatchCheck | None:
+        return output_check(self.model, self.runtime, self.plan) if is_new else None
+
+    @override
+    def bind_optimizer(self, update: Update) -> None:
+        divided = bool(self.plan.model_axes)
+        policy = self.model.dtype_policy.name
+        if policy == "mixed_float16" and not scales_loss(self.optimizer) and update.scaler is None:
+            if divided:
+                raise UsageError(
+                    "a LossScaleOptimizer of Keras sees this rank's part of a divided model only: build the model in "
+                    "float32 and use --strategy precision=fp16, by which all ranks skip a step together"
+                )
+            self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer, name="loss_scale_optimizer")
         if divided:
-            raise UsageError(
-                "a LossScaleOptimizer of Keras sees this rank's part of a divided model only: build the model in "
-                "float32 and use --strategy precision=fp16, by which all ranks skip a step together"
-            )
-        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, name="loss_scale_optimizer")
-    if divided:
-        check_optimizer(model, optimizer)
-    bound = bind(optimizer, update)
-    for item in plan.strategies:
-        item.attach(model, update, framework)
-    if (check := checkpoint_check(model, runtime, plan)) is not None:
-        update.follow(check)
-    if outputs is not None:
-        attach(outputs, model)
-    bound._unidist.belongs_to(lambda: model.trainable_variables)
-    if divided:
-        if divide is not None:
-            bound._unidist.build_to_load()
-        bound._unidist.build_early(model.trainable_variables)
-    elif runtime.topology.world_size > 1:
-        _make_equal(model, bound._unidist)
-    return model, bound
+            check_optimizer(self.model, self.optimizer)
+        bind(self.optimizer, update)
+        synchronize(self.model)
+
+    @override
+    def pieces(self) -> Sequence[Piece]:
+        return trained_pieces(self.model)
+
+    @override
+    def compare_outputs(self, check: FirstBatchCheck) -> None:
+        attach(check, self.model)
+
+    @override
+    def make_equal(self, *, is_new: bool) -> None:
+        model, binding = self.model, self.optimizer._unidist
+        binding.belongs_to(lambda: model.trainable_variables)
+        if self.plan.model_axes:
+            if not is_new:
+                binding.build_to_load()
+            binding.build_early(model.trainable_variables)
+        elif self.runtime.topology.world_size > 1:
+            _share_values(model, binding)
 
 
-def _make_equal(model: Any, binding: Binding) -> None:
+def _share_values(model: Any, binding: Binding) -> None:
     """Give all ranks the same values of existing variables now, and of later ones when they are made. Collective."""
 
     def variables() -> list[Any]:
@@ -356,6 +374,18 @@ def _prepare_fit(model: Any, optimizer: Any) -> None:
     model.train_step = train_step
 
 
+def _raise_own_errors(model: Any) -> None:
+    """Let `fit` raise unidist's errors, and not those of the graph in which they happened."""
+    plain = model.fit
+
+    @functools.wraps(plain)
+    def fit(*args: Any, **options: Any) -> Any:
+        with failures_as_they_were():
+            return plain(*args, **options)
+
+    model.fit = fit
+
+
 def build_on_all_ranks(model: Any, optimizer: Any, inputs: Any) -> None:
     """Make the model's variables, if it has none yet, with the same values on all ranks. Collective, the first time.
 
@@ -370,7 +400,7 @@ def build_on_all_ranks(model: Any, optimizer: Any, inputs: Any) -> None:
 
 
 def _is_built(model: Any) -> bool:
-    """Say whether the model has all its variables.
+    """Return whether the model has all its variables.
 
     Keras' default `build` says that a model with a weight outside of its layers is built, and leaves its layers as
     they are.

@@ -13,7 +13,6 @@ from typing_extensions import override
 from unidist import elastic
 from unidist.control.elastic.member import is_alone
 from unidist.errors import UsageError
-from unidist.strategy.interface import RunsSteps
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -57,4 +56,5 @@ class DividedTraining(elastic.DividedTraining):
     @override
     def held_by(self, item: KeepsDivision) -> Any:
         """See `unidist.elastic.DividedTraining.held_by`: what runs the steps has returned another object."""
-        return self.model if isinstance(item, RunsSteps) else self._whole
+        runs = self._plan.runs_steps
+        return self.model if runs is not None and item.name == runs.name else self._whole

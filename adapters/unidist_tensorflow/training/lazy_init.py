@@ -11,7 +11,7 @@ from unidist.strategy.lazy_init import check_initialized_by
 
 
 def lacks_value(variable: Any) -> bool:
-    """Say whether a variable has a shape and an initialiser, but no value yet."""
+    """Return whether a variable has a shape and an initialiser, but no value yet."""
     return isinstance(variable, keras.Variable) and variable._value is None
 
 

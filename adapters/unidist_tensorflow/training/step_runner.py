@@ -73,12 +73,12 @@ class WholeStepRunner(StepRunner):
 
     @override
     def run(self, inputs: Any, targets: Any) -> tf.Tensor:
-        with _failures_as_they_were():
+        with failures_as_they_were():
             return self._run(inputs, targets)
 
     @override
     def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
-        with _failures_as_they_were():
+        with failures_as_they_were():
             return self._evaluate(inputs, targets, training=False)
 
     @override
@@ -103,8 +103,8 @@ class WholeStepRunner(StepRunner):
 
 
 @contextmanager
-def _failures_as_they_were() -> Iterator[None]:
-    """Raise unidist's original error of a node, of which TensorFlow passes on only the text."""
+def failures_as_they_were() -> Iterator[None]:
+    """Raise unidist's original error of a node; TensorFlow passes on only its text, within that of the graph."""
     graph.take_failure()
     try:
         yield
@@ -113,7 +113,7 @@ def _failures_as_they_were() -> Iterator[None]:
         if not isinstance(failure, UnidistError) or isinstance(error, UnidistError):
             raise
         with as_op_errors():
-            raise failure from error
+            raise failure from None
 
 
 def structure_of(value: Any) -> Any:

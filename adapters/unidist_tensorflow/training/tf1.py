@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from unidist.errors import UsageError
+from unidist.builtin.data import DataParallel
+from unidist.errors import ConfigurationError, UsageError
 from unidist.gradients.compression import GradientCompressor
 from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_groups, check_passes
 from unidist.horovod_api.reduce_ops import Op
@@ -18,6 +19,17 @@ from unidist_tensorflow.optimizer.arguments import CompressionLike
 from unidist_tensorflow.optimizer.graph_window import GraphWindow
 from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.training.distributed_optimizer import distribute_optimizer
+
+
+def _check_plan() -> None:
+    """Raise ConfigurationError if the command line asks for a strategy of which optimizers of TF1 know nothing."""
+    for item in context.current().plan.strategies:
+        if type(item) is not DataParallel or item.compression is not None:
+            raise ConfigurationError(
+                f"strategy {item.name!r}: an optimizer of TF1 exchanges gradients itself, as Horovod's does, and no "
+                "strategy has a part in that. Leave --strategy out (compression=, backward_passes_per_step= and others "
+                "are arguments of DistributedOptimizer), or use an optimizer of Keras 3"
+            )
 
 
 class DistributedTF1Mixin:
@@ -101,7 +113,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             scale_local_gradients=scale_local_gradients,
         )
         return distribute_optimizer(optimizer, arguments)
-    context.current()
+    _check_plan()
     if isinstance(optimizer, DistributedTF1Mixin):
         raise UsageError("this optimizer is distributed already")
     check_passes(backward_passes_per_step)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
+from typing_extensions import override
 
 from unidist.runtime import context
-from unidist.strategy.interface import GradientOwner, OwnsParameters, RunsSteps
 from unidist.strategy.plan import StrategyLike
-from unidist.training.mean_loss import MeanLoss
-from unidist.waits import calling
-from unidist_keras.loss_weight import divisor_of_loss
-from unidist_tensorflow.framework import TensorFlowFramework
-from unidist_tensorflow.training.distributed_optimizer import bind_model, build_on_all_ranks
+from unidist.training.mean_loss import SampleWeight
+from unidist_keras.train_step import KerasStep
+from unidist_tensorflow.optimizer.step_weight import StepWeight
+from unidist_tensorflow.training.distributed_optimizer import KerasDistribution, build_on_all_ranks
 from unidist_tensorflow.training.step_runner import LossFunction, StepRunner, WholeStepRunner, structure_of
 from unidist_tensorflow.training.verification import before_step
 
 
-class TrainStep:
+class TrainStep(KerasStep):
     """Forward, backward, exchange and update in one call, which is the same with every strategy.
 
         step = ud.TrainStep(model, keras.optimizers.Adam(), keras.losses.MeanSquaredError())
@@ -46,20 +46,15 @@ class TrainStep:
     """
 
     def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
+        super().__init__(model, optimizer, loss_fn, strategy, KerasDistribution)
         runtime = context.current()
-        plan = runtime.plan_for(strategy)
-        runs = plan.find(RunsSteps)
-        make: Any = WholeStepRunner if runs is None else runs.step_runner(TensorFlowFramework(), context.current())
-        self.model, self.optimizer = bind_model(model, optimizer, plan)
-        self._runner: StepRunner = make(self.model, loss_fn, self.optimizer)
-        self._loss_fn = loss_fn
-        runtime.owned(MeanLoss)  # collective
-        self._owner = plan.find(OwnsParameters)
-        self._steps_alone = plan.the(GradientOwner).steps_alone
-        with tf.device("CPU:0"):
-            self._weight = tf.Variable(tf.constant(1.0, tf.float64), trainable=False)  # which compiled functions read
+        exchanges = runtime.topology.world_size > 1 or runtime.is_elastic
+        in_graph = self._make_runner is None and exchanges
+        self._weight = StepWeight(loss_fn, self.optimizer._unidist, in_graph=in_graph)
+        make: Any = self._make_runner or WholeStepRunner
+        runner: StepRunner = make(self.model, self._weight.loss_fn, self.optimizer)
+        self._runner_of = lambda: runner
 
-    @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> tf.Tensor:
         """Train on one batch.
 
@@ -78,51 +73,38 @@ class TrainStep:
         Raises:
             PeerLostError: a rank has died or could not go on; names it.
         """
-        inputs, targets = structure_of(inputs), structure_of(targets)
-        build_on_all_ranks(self.model, self.optimizer, inputs)
+        return self._train(inputs, targets)
+
+    # See `PlannedStep`
+
+    @override
+    def _prepared(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        batch = structure_of(batch)
+        build_on_all_ranks(self.model, self.optimizer, batch[0])
+        return batch
+
+    @override
+    def _check_first(self, batch: tuple[Any, ...]) -> None:
+        inputs, targets = batch
         before_step(
             self.model,
-            lambda: (self._runner.predict(inputs), self._runner.evaluate(inputs, targets)),
+            lambda: (self._runner_of().predict(inputs), self._runner_of().evaluate(inputs, targets)),
             inputs,
             lambda outputs: tf.reduce_mean(self._loss_fn(targets, outputs)),
         )
-        loss = self._runner.run(inputs, targets) if self._steps_alone else self._weighted_step(inputs, targets)
-        context.current().progress.report({"loss": loss}, _num_samples(inputs))
+
+    @override
+    def _run_batch(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> tf.Tensor:
+        if weight is None:
+            return self._runner_of().run(*batch)
+        with self._weight.weighting(weight, self._num_samples(batch)):
+            loss = self._runner_of().run(*batch)
+        loss = self.optimizer._unidist.after_step(self.model, (), loss)
+        factor = weight.factor()
+        return loss if factor == 1.0 else factor * loss
+
+    @override
+    def _evaluate_batch(self, batch: tuple[Any, ...]) -> tf.Tensor:
+        evaluate = functools.partial(self._runner_of().evaluate, *batch)
+        loss, self._counted = self._weight.evaluated(evaluate, self._num_samples(batch))
         return loss
-
-    @calling("train_step.evaluate()")
-    def evaluate(self, inputs: Any, targets: Any) -> tf.Tensor:
-        """Return the mean loss of a batch as in inference; arguments as for a call. Changes nothing."""
-        inputs, targets = structure_of(inputs), structure_of(targets)
-        build_on_all_ranks(self.model, self.optimizer, inputs)
-        if self._owner is not None:
-            self._owner.pull()
-        weight = self._weight_of(inputs)
-        return self._mean(self._runner.evaluate(inputs, targets), weight)
-
-    @calling("train_step.predict()")
-    def predict(self, inputs: Any) -> Any:
-        """Return the model's outputs for this rank's inputs as in inference, on every rank along the model's axes."""
-        inputs = structure_of(inputs)
-        build_on_all_ranks(self.model, self.optimizer, inputs)
-        return self._runner.predict(inputs)
-
-    def _weighted_step(self, inputs: Any, targets: Any) -> tf.Tensor:
-        """Train on a batch, each sample of all ranks with the same weight; return their mean loss."""
-        weight = self._weight_of(inputs)
-        self._weight.assign(weight)
-        with self.optimizer._unidist.weighting_loss(self._weight):
-            loss = self._runner.run(inputs, targets)
-        return self._mean(loss, weight)
-
-    def _weight_of(self, inputs: Any) -> float:
-        """Return the weight of this rank's loss. Collective."""
-        return context.current().owned(MeanLoss).weight_of(divisor_of_loss(self._loss_fn, _num_samples(inputs)))
-
-    def _mean(self, loss: tf.Tensor, weight: float) -> tf.Tensor:
-        return tf.constant(context.current().owned(MeanLoss).of_all(weight * float(loss)), loss.dtype)
-
-
-def _num_samples(inputs: Any) -> int:
-    shapes = [tensor.shape for tensor in tf.nest.flatten(inputs) if tensor is not None and tensor.shape.rank]
-    return int(shapes[0][0]) if shapes else 0

@@ -1,7 +1,7 @@
 """`--verify` for Keras: the unchanged model is kept until the first batch, and both models compute the same of it.
 
-For strategies that run the steps themselves (pipeline). Values that ranks hold in common are compared at checkpoints
-alone: while a graph runs, a rank's variables are not at rest.
+For strategies that run the steps themselves (pipeline). Values that ranks hold in common are compared between the steps
+of `fit` and at checkpoints: while a graph runs, a rank's variables are not at rest.
 """
 
 from __future__ import annotations
@@ -15,21 +15,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from unidist.checkpoint.format.interface import kept_state, placements_of
-from unidist.checkpoint.format.pieces import Piece
-from unidist.optim.interface import ChecksBeforeSave
-from unidist.strategy.interface import Plan, RunsSteps
+from unidist.strategy.interface import Plan
 from unidist.verification import (
     MAX_COPIED_BYTES,
     FirstBatchCheck,
     Leaf,
-    ReplicaCheck,
     first_batch_check,
     pending_check,
-    replica_check,
 )
-from unidist_keras.checkpoint import ModelState, stable_paths
-from unidist_tensorflow.memory import dtype_of
+from unidist_keras.checkpoint import trained_pieces
 
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
@@ -40,50 +34,6 @@ LossOfOutputs = Callable[[Any], Any]
 """From the unchanged model's outputs to the loss, without those that layers add."""
 
 
-class CheckpointCheck(ChecksBeforeSave):
-    """Compares the trainable variables that several ranks hold, when a checkpoint begins. Follows the updates."""
-
-    name = "verify"
-
-    def __init__(self, check: ReplicaCheck) -> None:
-        self._check = check
-
-    def on_step(self, step: int) -> None:
-        """Do nothing."""
-
-    def before_save(self) -> None:
-        """Compare."""
-        self._check.before_save()
-
-    def state(self) -> dict[str, Any]:
-        """Return nothing: a checkpoint keeps no checks."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Do nothing."""
-
-
-def checkpoint_check(model: Any, runtime: Context, plan: Plan) -> CheckpointCheck | None:
-    """Return the comparison of the variables that several ranks hold; None if there is none to be made."""
-    check = replica_check(runtime, plan, lambda: _pieces_of(model))
-    return None if check is None else CheckpointCheck(check)
-
-
-def _pieces_of(model: Any) -> list[Piece]:
-    """Return the pieces of the trainable variables that this rank holds."""
-    if not getattr(model, "built", True):
-        return []
-    places = placements_of(model)
-    trained = {id(variable) for variable in model.trainable_variables}
-    names = {
-        places.placement(path, tuple(variable.shape), dtype_of(variable)).name
-        for path, variable in stable_paths(model.weights).items()
-        if id(variable) in trained
-    }
-    state = kept_state(model) or ModelState(model)
-    return [piece for piece in state.pieces() if piece.tensor.name in names]
-
-
 def output_check(model: Any, runtime: Context, plan: Plan) -> FirstBatchCheck | None:
     """Return the check of a model whose steps a strategy will run; None if there is none to be made.
 
@@ -92,7 +42,7 @@ def output_check(model: Any, runtime: Context, plan: Plan) -> FirstBatchCheck | 
         runtime: whose ranks.
         plan: of the run.
     """
-    check = first_batch_check(runtime, plan, model) if plan.find(RunsSteps) is not None else None
+    check = first_batch_check(runtime, plan, model) if plan.runs_steps is not None else None
     if check is not None and check.computes:
         check.reference = _copied(model)
     return check
@@ -100,7 +50,7 @@ def output_check(model: Any, runtime: Context, plan: Plan) -> FirstBatchCheck | 
 
 def attach(check: FirstBatchCheck, model: Any) -> None:
     """Leave the check for the first step of the distributed model."""
-    check.attach(model, lambda: _pieces_of(model))
+    check.attach(model, lambda: trained_pieces(model))
 
 
 def before_step(model: Any, found: Callable[[], tuple[Any, Any]], inputs: Any, loss_of: LossOfOutputs) -> None:

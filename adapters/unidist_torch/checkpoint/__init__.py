@@ -1,15 +1,15 @@
 """Checkpoints of PyTorch models, optimizers and random generators, and their conversion to and from torch's own files.
 
-May import `models`, `framework` and the modules at the root of this package.
+May import `models`, `operations`, `framework` and the modules at the root of this package.
 """
 
 from unidist_torch.checkpoint.api import load, save
-from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState, is_slot, scalar_dtype
+from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState
 from unidist_torch.checkpoint.pretrained import load_pretrained, save_pretrained, whole_state
 from unidist_torch.checkpoint.states import HoldsParameters, ModelState, TorchStates
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 
 __all__ = [
-    "HoldsParameters", "MASTER", "ModelState", "OptimizerState", "TorchStates", "is_slot", "load", "load_pretrained",
-    "piece_of", "read_into", "save", "save_pretrained", "scalar_dtype", "whole_state",
+    "HoldsParameters", "MASTER", "ModelState", "OptimizerState", "TorchStates", "load", "load_pretrained",
+    "piece_of", "read_into", "save", "save_pretrained", "whole_state",
 ]  # fmt: skip

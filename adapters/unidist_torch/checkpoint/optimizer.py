@@ -25,6 +25,7 @@ from unidist_torch.checkpoint.placements import ModulePlacements
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
+from unidist_torch.parameter_states import ParameterStates, scalar_dtype
 
 MASTER = "master"
 """The slot by which a strategy that shards updates saves its copy of a 16-bit parameter in a wider type."""
@@ -42,6 +43,7 @@ class OptimizerState(KeepsState):
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError("the state of LBFGS cannot be saved: it belongs to no parameter. Save the model alone.")
         self._optimizer = optimizer
+        self._states = ParameterStates(optimizer)
         self._placements = placements
         self._naming = naming_of(optimizer)
 
@@ -51,9 +53,8 @@ class OptimizerState(KeepsState):
         found = []
         for _, parameter in self._parameters():
             placement = self._placements[id(parameter)]
-            for slot, value in self._optimizer.state.get(parameter, {}).items():
-                if is_slot(slot, value, parameter):
-                    found.append(self._piece(placement, self._naming.neutral(slot), value, parameter))
+            for slot, value in self._states.slots(parameter).items():
+                found.append(self._piece(placement, self._naming.neutral(slot), value, parameter))
         return found
 
     @override
@@ -64,12 +65,7 @@ class OptimizerState(KeepsState):
         for number, parameter in self._parameters():
             path = self._placements[id(parameter)].name
             record.group_of[path] = str(number)
-            scalars = {
-                slot: value if isinstance(value, int) else float(value)
-                for slot, value in self._optimizer.state.get(parameter, {}).items()
-                if value is not None and not is_slot(slot, value, parameter)
-            }
-            if scalars:
+            if scalars := self._states.scalars(parameter):
                 record.scalars[path] = scalars
         return record.values()
 
@@ -119,7 +115,7 @@ class OptimizerState(KeepsState):
                 state[index] = entry
         self._optimizer.load_state_dict({"state": state, "param_groups": self._groups(record)})
         for parameter, slot in scalars:  # torch gives all but "step" the parameter's type, which a running one has not
-            entry = self._optimizer.state[parameter]
+            entry = self._states.of(parameter)
             entry[slot] = entry[slot].to(scalar_dtype())
 
     def _parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -140,7 +136,7 @@ class OptimizerState(KeepsState):
         return piece_of(info, Part.whole(info.shape), value)
 
     def _reads(self, slot: str, record: OptimizerRecord) -> bool:
-        """Say whether a slot means something here: of another dialect's those that the table has."""
+        """Return whether a slot means something here: of another dialect's those that the table has."""
         return record.naming.dialect == TORCH or self._naming.has_slot(slot)
 
     def _scalars(self, record: OptimizerRecord, path: str) -> dict[str, float]:
@@ -242,13 +238,6 @@ def plain_options(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def is_slot(slot: str, value: Any, parameter: torch.Tensor) -> bool:
-    """Say whether a value of the state is a slot of its parameter, not a step count or the like."""
-    if not isinstance(value, torch.Tensor):
-        return False
-    return value.dim() > 0 or (parameter.dim() == 0 and slot != STEP)
-
-
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
@@ -267,8 +256,3 @@ def _taken_options(record: OptimizerRecord, saved: Mapping[str, Any], own: Mappi
             value = torch.full_like(current, value)
         taken[key] = tuple(value) if isinstance(current, tuple) else value
     return taken
-
-
-def scalar_dtype() -> torch.dtype:
-    """Return the type in which torch's optimizers count steps."""
-    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

@@ -16,7 +16,7 @@ from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.job import FrameworkStates
 from unidist.checkpoint.rng import RandomState
 from unidist.errors import UsageError
-from unidist.optim.update import Update
+from unidist.optim.update import Update, update_of
 from unidist_torch.checkpoint.optimizer import OptimizerState, parameter_placements
 from unidist_torch.checkpoint.placements import ModulePlacements
 from unidist_torch.checkpoint.tensors import piece_of, read_into
@@ -68,7 +68,7 @@ class TorchStates(FrameworkStates):
 
     @override
     def update(self, optimizer: Any) -> Update | None:
-        return getattr(getattr(optimizer, "_unidist", None), "_update", None)
+        return update_of(optimizer)
 
     @override
     def prepare_to_load(self, optimizer: Any) -> None:

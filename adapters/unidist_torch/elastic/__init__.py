@@ -1,7 +1,7 @@
 """Elastic training in PyTorch: state that survives a change of ranks, data loaders that redistribute their samples.
 
-Scripts use it as `unidist.torch.elastic`, by Horovod's names. May import `checkpoint`, `models`, `operations`,
-`optimizer` and the folders below them.
+Scripts use it as `unidist.torch.elastic`, by Horovod's names. May import `checkpoint`, `loading`, `models`,
+`operations`, `optimizer` and the folders below them.
 """
 
 from unidist_torch.elastic.handlers import (

@@ -7,13 +7,12 @@ registry, before it makes the state.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from unidist.checkpoint.format.interface import KeepsState, kept_state
-from unidist.checkpoint.job import CheckpointObjects
+from unidist.checkpoint.format.interface import kept_state
 from unidist.elastic.state import Handler, SharedHandler
 from unidist.errors import UsageError
 from unidist.negotiation import broadcast_object
@@ -101,61 +100,14 @@ class SamplerStateHandler(_DictHandler):
 class _ShardedModuleHandler(SharedHandler):
     """A model whose parameters are sharded over the ranks; buffers are whole on each."""
 
-    def __init__(self, value: torch.nn.Module) -> None:
-        super().__init__(value, self._sections, TorchStates.framework.convert)
-
-    @staticmethod
-    def _sections(value: torch.nn.Module) -> Mapping[str, KeepsState]:
-        return CheckpointObjects(value, None).sections(TorchStates())
-
     def sync(self) -> None:
         """Give every rank the buffers of rank 0, which may differ between ranks; shards are in place already."""
-        kept = {name for state in self._sections(self.value).values() for name in state.names()}
+        kept = {name for state in self.states("").values() for name in state.names()}
         broadcast_parameters({name: each for name, each in self.value.named_buffers() if name in kept}, root_rank=0)
 
 
-class _ShardedOptimizerHandler(SharedHandler):
-    """An optimizer whose state is sharded over the ranks."""
-
-    def __init__(self, value: torch.optim.Optimizer) -> None:
-        super().__init__(value, self._sections, TorchStates.framework.convert)
-
-    @staticmethod
-    def _sections(value: torch.optim.Optimizer) -> Mapping[str, KeepsState]:
-        return CheckpointObjects(None, value).sections(TorchStates())
-
-
-class DividedModelHandler(SharedHandler):
-    """A model that is divided over the ranks: each has a part, and those of other replicas have the same."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__(model, self._sections, TorchStates.framework.convert, is_sharded=False)
-
-    @staticmethod
-    def _sections(model: torch.nn.Module) -> Mapping[str, KeepsState]:
-        return CheckpointObjects(model, None).sections(TorchStates())
-
-
-class DividedOptimizerHandler(SharedHandler):
-    """The optimizer of such a model. Its state may be sharded over the replicas, too.
-
-    Args:
-        optimizer: bound; or not yet, on a rank that is still alone.
-        model: of its parameters.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
-        self._model = model
-        super().__init__(optimizer, self._sections, TorchStates.framework.convert, is_sharded=has_sharded_state)
-
-    def _sections(self, optimizer: torch.optim.Optimizer) -> Mapping[str, KeepsState]:
-        found = CheckpointObjects(self._model, optimizer).sections(TorchStates())
-        del found["model"]
-        return found
-
-
 def has_sharded_parameters(model: torch.nn.Module) -> bool:
-    """Say whether a model's parameters are sharded over the ranks, which gather them to compute.
+    """Return whether a model's parameters are sharded over the ranks, which gather them to compute.
 
     Raises:
         UsageError: some of them are.
@@ -195,8 +147,8 @@ def handler_for(value: Any) -> Handler | None:
     for kind, handler in _registry:
         if isinstance(value, kind):
             if handler is ModelStateHandler and has_sharded_parameters(value):
-                return _ShardedModuleHandler(value)
+                return _ShardedModuleHandler.of_model(TorchStates(), value, is_sharded=True)
             if handler is OptimizerStateHandler and has_sharded_state(value):
-                return _ShardedOptimizerHandler(value)
+                return SharedHandler.of_optimizer(TorchStates(), value)
             return handler(value)
     return None

@@ -8,14 +8,16 @@ import torch
 from typing_extensions import override
 
 from unidist.elastic.durable.parts import DurableParts, parts_of
-from unidist.elastic.handlers import update_handlers
+from unidist.elastic.handlers import divided_handlers, update_handlers
 from unidist.elastic.state import Handler, HostsUpdatedInterrupt, ObjectState, State, run
 from unidist.elastic.step_training import Policy
 from unidist.errors import UsageError
+from unidist.optim.update import update_of
 from unidist.runtime import context
 from unidist_torch.checkpoint.states import TorchStates
-from unidist_torch.elastic.handlers import DividedModelHandler, DividedOptimizerHandler, handler_for
+from unidist_torch.elastic.handlers import handler_for
 from unidist_torch.elastic.sampler import ElasticSampler
+from unidist_torch.optimizer.inner_step import has_sharded_state
 
 __all__ = ["ElasticSampler", "HostsUpdatedInterrupt", "ObjectState", "Policy", "State", "TorchState", "run"]
 
@@ -42,10 +44,11 @@ class TorchState(ObjectState):
         **values: Any,
     ) -> None:
         values.update(model=model, optimizer=optimizer)
-        updates = {name: getattr(getattr(value, "_unidist", None), "_update", None) for name, value in values.items()}
-        handlers: dict[str, Handler] = update_handlers(updates)
-        if optimizer is not None and model is not None and is_divided():
-            handlers |= {"model": DividedModelHandler(model), "optimizer": DividedOptimizerHandler(optimizer, model)}
+        handlers: dict[str, Handler] = {}
+        if optimizer is not None and model is not None and is_divided():  # the optimizer's has its update
+            handlers = divided_handlers(TorchStates(), model, optimizer, is_sharded=has_sharded_state)
+        else:
+            handlers = update_handlers({name: update_of(value) for name, value in values.items()})
         for name, value in values.items():
             handler = handlers.get(name) or handler_for(value)
             if handler is not None:

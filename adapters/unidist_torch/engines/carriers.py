@@ -15,11 +15,11 @@ _CARRIERS = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: 
 
 
 def is_native(dtype: torch.dtype) -> bool:
-    """Say whether a reduction of this type needs no carrier."""
+    """Return whether a reduction of this type needs no carrier."""
     return dtype in _NATIVE
 
 
-class Reduction:
+class CarriedReduction:
     """One tensor's reduction: reduce `carrier` with `op`, then call `finish`; the outcome is in `result`.
 
     Args:

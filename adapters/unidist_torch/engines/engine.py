@@ -15,7 +15,7 @@ from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import Rendezvous
-from unidist.settings import device_index, read_placement, set_variables
+from unidist.settings import device_index, ranks_may_share, read_placement, set_variables
 from unidist.topology import Topology
 
 
@@ -86,7 +86,7 @@ class NcclEngine(Engine):
         """Make a store on a free port of rank 0, and a group over it.
 
         Raises:
-            ConfigurationError: two ranks use one GPU.
+            ConfigurationError: two ranks use one GPU, and may or can not.
         """
         import psutil
         import torch
@@ -98,7 +98,11 @@ class NcclEngine(Engine):
         assert index is not None, "as `availability` has found"
         # All ranks are there when this returns, and NCCL, which has no time limit, need not wait for one.
         device = f"GPU {torch.cuda.get_device_properties(index).uuid}"
-        check_devices([each.payload.decode() for each in rendezvous.allgather(device.encode(), timeout=timeout)])
+        check_devices(
+            [each.payload.decode() for each in rendezvous.allgather(device.encode(), timeout=timeout)],
+            may_share=ranks_may_share(),
+            version=torch.cuda.nccl.version(),
+        )
         store = tcp_store(topology, rendezvous, timeout)
         variables: dict[str, str] = {}
         if not topology.single_host:

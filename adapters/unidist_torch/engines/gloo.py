@@ -121,11 +121,11 @@ class GlooCommunicator(ProcessGroupCommunicator):
 
     @override
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        return _on_host(super().send, buffer, to=to)
+        return _on_host(super().send, buffer, writes=False, to=to)
 
     @override
     def recv(self, buffer: Buffer, *, source: int) -> Work:
-        return _on_host(super().recv, buffer, source=source)
+        return _on_host(super().recv, buffer, reads=False, source=source)
 
 
 def _attempts(timeout: timedelta) -> Iterator[timedelta]:
@@ -140,14 +140,27 @@ def _attempts(timeout: timedelta) -> Iterator[timedelta]:
         left, limit = left - limit, 2 * limit
 
 
-def _on_host(operation: Callable[..., Work], *buffers: Buffer, **arguments: Any) -> Work:
-    """Run an operation on host copies of device buffers; the last buffer is the one that receives the result."""
+def _on_host(
+    operation: Callable[..., Work], *buffers: Buffer, reads: bool = True, writes: bool = True, **arguments: Any
+) -> Work:
+    """Run an operation on host copies of device buffers.
+
+    Args:
+        operation: reads the first buffer, and writes to the last one.
+        buffers: one or two; they may be the same memory.
+        reads: False: it only writes.
+        writes: False: it only reads.
+        arguments: of the operation.
+    """
     if all(buffer.memory == HOST for buffer in buffers):
         return operation(*buffers, **arguments)
-    target = tensor_of(buffers[-1])
-    copies = [tensor_of(buffer).cpu() for buffer in buffers]
-    work = operation(*(buffer_of(copy) for copy in copies), **arguments)
-    return _StagedWork(work, lambda: target.copy_(copies[-1]))
+    first, target = tensor_of(buffers[0]), tensor_of(buffers[-1])
+    copy = result = first.cpu() if reads else torch.empty_like(first, device="cpu")
+    if (buffers[0].address, buffers[0].nbytes) != (buffers[-1].address, buffers[-1].nbytes):
+        result = torch.empty_like(target, device="cpu")
+    copies = (copy, result)[: len(buffers)]
+    work = operation(*map(buffer_of, copies), **arguments)
+    return _StagedWork(work, lambda: target.copy_(copies[-1])) if writes else work
 
 
 class _StagedWork(Work):

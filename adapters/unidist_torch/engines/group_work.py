@@ -38,7 +38,7 @@ class Translation:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if not isinstance(error, RuntimeError) or isinstance(error, UsageError | PeerLostError):
             return
-        if isinstance(error, torch.OutOfMemoryError):  # of this rank's device: no peer's doing
+        if is_of_device(error):
             return
         communicator = self._communicator
         where = f"{self._what} on rank {communicator.rank} ({communicator.description})"
@@ -55,6 +55,13 @@ class Translation:
                 ranks=ranks,
             ) from error
         raise PeerLostError(f"{where}: a peer died, left or aborted: {error}", ranks=ranks) from error
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Return whether an error is one of this rank's device, and no peer's doing: an index out of range in a kernel."""
+    if isinstance(error, torch.OutOfMemoryError | getattr(torch, "AcceleratorError", torch.OutOfMemoryError)):
+        return True
+    return str(error).startswith(("CUDA error", "HIP error"))  # before PyTorch 2.8
 
 
 class _Abandoned:

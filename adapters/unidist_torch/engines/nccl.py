@@ -35,12 +35,15 @@ from unidist.communicator import Capabilities, ReduceOp, Work
 from unidist.errors import ConfigurationError, UsageError
 from unidist.negotiation import RunsOnDevice
 from unidist.settings import set_variables
-from unidist_torch.engines.carriers import Reduction, is_native
-from unidist_torch.engines.process_group import TORCH_OPS, ProcessGroupCommunicator
+from unidist_torch.engines.carriers import is_native
+from unidist_torch.engines.process_group import ProcessGroupCommunicator
 from unidist_torch.engines.store import SharedStore
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
 
 _log = logging.getLogger("unidist.engine")
+
+_SHARES_DEVICES = (2, 30)
+"""The first version of NCCL that connects several ranks on one device."""
 
 _POLL_SEC = 50e-6
 _CLOSE_SEC = 2.0
@@ -68,6 +71,7 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
     """
 
     backend = "nccl"
+    averages = True
 
     def __init__(
         self,
@@ -87,7 +91,12 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
 
     @override
     def _make_group(self, store: Store) -> Any:
-        self.capabilities = Capabilities(memory_kinds=frozenset(("cuda",)), point_to_point=False, bucket_bytes=25 << 20)
+        self.capabilities = Capabilities(
+            memory_kinds=frozenset(("cuda",)),
+            point_to_point=False,
+            bucket_bytes=25 << 20,
+            waits_in_queue=not self._waits_on_host,
+        )
         self._device = device = torch.device("cuda", self._device_index)
         # Before NCCL, and before anything allocates: else each rank's first context is on GPU 0.
         torch.cuda.set_device(device)
@@ -150,11 +159,11 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
         if not (is_equal and is_native(given.dtype) and source.dtype is target.dtype):
             return super().reducescatter(source, target, op=op, scale=scale, counts=counts)
         options = dist.ReduceScatterOptions()
-        options.reduceOp = TORCH_OPS[op]
+        reduction, options.reduceOp = self._reduction(result, op, scale)
         return self._start(
             f"reducescatter of {source.dtype}[{source.count}]",
             lambda: self._group._reduce_scatter_base(result, given, options),
-            Reduction(result, op, scale).finish,
+            reduction.finish,
         )
 
     @override
@@ -269,20 +278,28 @@ class NcclWork(Work):
             time.sleep(_POLL_SEC)
 
 
-def check_devices(devices: Sequence[str]) -> None:
-    """Raise ConfigurationError if two ranks use one device, which NCCL cannot connect.
+def check_devices(devices: Sequence[str], *, may_share: bool, version: tuple[int, ...]) -> None:
+    """Raise ConfigurationError if two ranks use one device, and NCCL cannot connect them.
 
     Args:
         devices: the identifier of each rank's, by rank.
+        may_share: the user allows it, see `ranks_may_share`.
+        version: of NCCL.
     """
     ranks: dict[str, list[int]] = {}
     for rank, device in enumerate(devices):
         ranks.setdefault(device, []).append(rank)
     shared = [f"ranks {', '.join(map(str, each))} use {device}" for device, each in ranks.items() if len(each) > 1]
-    if shared:
+    if shared and may_share and version < _SHARES_DEVICES:
+        raise ConfigurationError(
+            f"NCCL_MULTI_RANK_GPU_ENABLE=1, and {'; '.join(shared)}: that needs NCCL 2.30 or newer, and this is "
+            f"{'.'.join(map(str, version))}. Use PyTorch 2.14 or newer, or load a newer libnccl.so.2 with LD_PRELOAD"
+        )
+    if shared and not may_share:
         raise ConfigurationError(
             f"engine nccl needs a device for each rank, but {'; '.join(shared)}. Start one rank for each device, give "
-            "each rank its own by CUDA_VISIBLE_DEVICES, or use --engine gloo, which goes through host memory."
+            "each rank its own by CUDA_VISIBLE_DEVICES, or use --engine gloo, which goes through host memory. NCCL "
+            "2.30 and newer let ranks share a device with NCCL_MULTI_RANK_GPU_ENABLE=1"
         )
 
 

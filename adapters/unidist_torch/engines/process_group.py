@@ -26,7 +26,7 @@ from unidist.communicator import (
     format_ranks,
 )
 from unidist.errors import PeerLostError, UsageError
-from unidist_torch.engines.carriers import Reduction
+from unidist_torch.engines.carriers import CarriedReduction
 from unidist_torch.engines.group_work import GroupWork, Translation
 from unidist_torch.engines.store import SharedStore
 
@@ -37,6 +37,9 @@ TORCH_OPS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
 }
 
+
+_ROUNDING = 1e-12
+"""Of n times 1/n."""
 
 _MAX_TAG = 0x7FFFFFFF
 PROBE_TAG, BREAK_TAG = _MAX_TAG - 1, _MAX_TAG
@@ -61,6 +64,8 @@ class ProcessGroupCommunicator(Communicator):
     """The backend knows whether a message is complete without being waited on."""
     waits_in_slices = False
     """A wait for a collective may be given up and begun again: so an abort by another thread is seen."""
+    averages = False
+    """The backend can divide by the number of ranks before it adds up."""
 
     def __init__(
         self,
@@ -110,15 +115,27 @@ class ProcessGroupCommunicator(Communicator):
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
         """Return a flat tensor over the buffer, on a device that the group moves."""
 
+    def _reduction(self, result: torch.Tensor, op: ReduceOp, scale: float) -> tuple[CarriedReduction, Any]:
+        """Return the reduction of a tensor, and torch's operation for it.
+
+        A mean is divided before it is added up where the backend can: sums of 16 bits do not overflow then, and nobody
+        passes over the result once more.
+        """
+        divides = self.averages and op is ReduceOp.SUM and scale * self.size <= 1.0 + _ROUNDING
+        if not (divides and (result.is_floating_point() or result.is_complex())):
+            reduction = CarriedReduction(result, op, scale)
+            return reduction, TORCH_OPS[reduction.op]
+        rest = scale * self.size
+        return CarriedReduction(result, op, 1.0 if abs(rest - 1.0) <= _ROUNDING else rest), dist.ReduceOp.AVG
+
     @override
     def allreduce(self, source: Buffer, target: Buffer, *, op: ReduceOp = ReduceOp.SUM, scale: float = 1.0) -> Work:
         _check_operands(source, target, source.count, "allreduce")
         result, given = self._tensor(target), self._tensor(source)
         if result.data_ptr() != given.data_ptr():
             result.copy_(given)
-        reduction = Reduction(result, op, scale)
         options = dist.AllreduceOptions()
-        options.reduceOp = TORCH_OPS[reduction.op]
+        reduction, options.reduceOp = self._reduction(result, op, scale)
         return self._start(
             f"allreduce of {source.dtype}[{source.count}]",
             lambda: self._group.allreduce([reduction.carrier], options),
@@ -184,21 +201,21 @@ class ProcessGroupCommunicator(Communicator):
         _check_operands(source, target, pieces[self.rank], "reducescatter")
         result = self._tensor(target)
         reductions = [
-            Reduction(piece.clone(), op, scale) for piece in self._tensor(source).split(pieces)
+            self._reduction(piece.clone(), op, scale) for piece in self._tensor(source).split(pieces)
         ]  # clones: reduce() uses its input as scratch memory
 
         def start() -> list[Any]:
             works = []
-            for root, reduction in enumerate(reductions):
+            for root, (reduction, torch_op) in enumerate(reductions):
                 if pieces[root]:
                     options = dist.ReduceOptions()
-                    options.reduceOp = TORCH_OPS[reduction.op]
+                    options.reduceOp = torch_op
                     options.rootRank = root
                     works.append(self._group.reduce([reduction.carrier], options))
             return works
 
         def finish() -> None:
-            own = reductions[self.rank]
+            own, _ = reductions[self.rank]
             own.finish()
             result.copy_(own.result)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -19,13 +20,27 @@ millions of elements in float32 is wrong in the fourth digit, and one in float64
 def norm(buffer: Buffer, order: float) -> float:
     """Return the norm of this order of a buffer, see `Framework.norm`."""
     tensor = tensor_of(buffer)
+    if tensor.device.type != "cpu":
+        return norms_on_device([tensor], order)[0]
     if math.isinf(order):
         return _largest(tensor)
-    double = torch.complex128 if tensor.is_complex() else torch.float64
-    if tensor.device.type != "cpu":  # where sums are trees
-        return float(torch.linalg.vector_norm(tensor, order, dtype=double))
     found = _in_chunks(tensor, order, torch.promote_types(tensor.dtype, torch.float32))
-    return found if math.isfinite(found) else _in_chunks(tensor, order, double)  # powers of 1e20 may have overflowed
+    return found if math.isfinite(found) else _in_chunks(tensor, order, _double(tensor))  # 1e20**2 may have overflowed
+
+
+def norms(buffers: Sequence[Buffer], order: float) -> list[float]:
+    """Return the norms of this order of some buffers, see `Framework.norms`."""
+    tensors = [tensor_of(buffer) for buffer in buffers]
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [norm(buffer, order) for buffer in buffers]
+    return norms_on_device(tensors, order)
+
+
+def norms_on_device(tensors: Sequence[torch.Tensor], order: float) -> list[float]:
+    """Return the norms of tensors on one device, where sums are trees. The host waits once."""
+    found = [torch.linalg.vector_norm(tensor, order, dtype=_double(tensor)) for tensor in tensors]
+    listed: list[float] = torch.stack(found).cpu().tolist()
+    return listed
 
 
 def clamp(buffer: Buffer, limit: float) -> None:
@@ -33,6 +48,10 @@ def clamp(buffer: Buffer, limit: float) -> None:
     tensor = tensor_of(buffer)
     if limit < torch.finfo(tensor.dtype).max:
         tensor.clamp_(-limit, limit)
+
+
+def _double(tensor: torch.Tensor) -> torch.dtype:
+    return torch.complex128 if tensor.is_complex() else torch.float64
 
 
 def _in_chunks(tensor: torch.Tensor, order: float, dtype: torch.dtype) -> float:

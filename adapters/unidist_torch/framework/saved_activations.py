@@ -49,7 +49,7 @@ def measure(model: torch.nn.Module, inputs: Sequence[Any]) -> MeasuredActivation
 
 
 def is_block(path: str, module: torch.nn.Module) -> bool:
-    """Say whether a module is a block, see `measure`."""
+    """Return whether a module is a block, see `measure`."""
     return bool(path) and unit_of(f"{path}/") == path and path[-1].isdigit() and any(True for _ in module.children())
 
 

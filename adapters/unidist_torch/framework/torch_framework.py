@@ -47,6 +47,12 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
         return buffer_of(tensor)
 
     @override
+    def store(self, tensor: torch.Tensor, buffer: Buffer) -> None:
+        from unidist_torch.memory import tensor_of
+
+        tensor.detach().copy_(tensor_of(buffer, tensor.shape))
+
+    @override
     def tensor(self, buffer: Buffer, shape: Sequence[int]) -> torch.Tensor:
         from unidist_torch.memory import tensor_of
 
@@ -96,6 +102,12 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
         from unidist_torch.framework.arithmetic import norm
 
         return norm(buffer, order)
+
+    @override
+    def norms(self, buffers: Sequence[Buffer], order: float) -> list[float]:
+        from unidist_torch.framework.arithmetic import norms
+
+        return norms(buffers, order)
 
     @override
     def clamp(self, buffer: Buffer, limit: float) -> None:

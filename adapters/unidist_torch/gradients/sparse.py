@@ -34,7 +34,7 @@ class SparseGradients:
         self._pending: dict[int, list[torch.Tensor]] = {}
 
     def agreed(self, index: int) -> bool:
-        """Say whether all ranks know that parameter `index` has sparse gradients."""
+        """Return whether all ranks know that parameter `index` has sparse gradients."""
         return index in self._agreed
 
     def agree(self, index: int) -> None:
@@ -43,7 +43,7 @@ class SparseGradients:
             self._agreed.append(index)
 
     def pending(self, index: int) -> bool:
-        """Say whether this rank has a sparse gradient of parameter `index`."""
+        """Return whether this rank has a sparse gradient of parameter `index`."""
         return index in self._pending
 
     def add(self, index: int, gradient: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from unidist_torch.models.guarded_parameter import (
     unguard,
 )
 from unidist_torch.models.lazy_init import BUILT_AS
+from unidist_torch.models.plain_pickles import leave_out
 from unidist_torch.models.step_runner import (
     ChangesInputs,
     LossFunction,
@@ -32,6 +33,6 @@ from unidist_torch.models.sync_batch_norm import SyncBatchNorm
 __all__ = [
     "AbsentParameter", "BUILT_AS", "ChangesInputs", "CutParameter", "CutValues", "LentParameter", "LossFunction",
     "PartOfInputs", "PartOfOutputs", "StepRunner", "SyncBatchNorm", "WholeStepRunner", "evaluating",
-    "gradient_computed", "gradient_memory", "guard", "leave_uncompiled", "name_guard", "plain_part", "plain_use",
-    "unguard",
+    "gradient_computed", "gradient_memory", "guard", "leave_out", "leave_uncompiled", "name_guard", "plain_part",
+    "plain_use", "unguard",
 ]  # fmt: skip

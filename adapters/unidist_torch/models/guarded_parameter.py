@@ -7,7 +7,7 @@ use it within `plain_use`, where it is an ordinary parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ _DESCRIBING = _words(
 _VALUE_PROPERTIES = _words("data T mT H mH real imag")
 _SHAPED_LIKE = _words("view_as expand_as reshape_as type_as resize_as_ align_as")
 
+_STORAGE = _words("untyped_storage storage _typed_storage")
+_COPYING = _words("detach clone contiguous to cpu cuda type float half bfloat16 double pin_memory alias data")
 _MOVING = _words("to cpu cuda type float half bfloat16 double")
 _READING = _words(
     "numpy tolist __array__ __repr__ __reduce_ex__ __deepcopy__ equal allclose isnan isfinite isinf isclose"
@@ -62,12 +64,17 @@ class Guard:
         rank: this one.
         strategy: divides the parameter.
         remedy: something else to do than to use another strategy, if there is.
+        unsaved: why the values may be in no file; "": they may.
     """
 
     name: str
     rank: int
     strategy: str = ""
     remedy: str = ""
+    unsaved: str = ""
+
+
+_NOBODY = Guard("", -1)
 
 
 def name_guard(parameter: torch.Tensor, name: str, rank: int, *, strategy: str = "", remedy: str = "") -> None:
@@ -95,6 +102,23 @@ def plain_part(values: torch.Tensor) -> torch.Tensor:
     """Return the values of a cut parameter as a tensor without guard. It has the same memory and the same gradient."""
     with plain_use():
         return values.as_subclass(torch.Tensor)
+
+
+def unsaved(values: torch.Tensor, why: str) -> torch.Tensor:
+    """Return values of a `state_dict()` that may be in no file; they have the same memory.
+
+    Pickling them raises UsageError, and so does asking for their storage, as other writers of files (safetensors) do to
+    find tensors that share one. Copies of them are refused as well.
+
+    Args:
+        values: of a part, or of a whole parameter or buffer. Those of another class are returned as they are.
+        why: what the error says.
+    """
+    if isinstance(values, CutValues):
+        setattr(values, _GUARD, replace(_guard_of(values), unsaved=why))
+    elif type(values) is torch.Tensor:
+        return _unsaved_layer(values, Guard("", -1, unsaved=why))
+    return values
 
 
 class _Guarded:
@@ -190,16 +214,89 @@ class CutParameter(GuardedParameter):
 
 
 class CutValues(_Guarded, torch.Tensor):
-    """Values computed of a cut parameter, element by element. Copied as such, and pickled as a plain tensor."""
+    """Values computed of a cut parameter, element by element. Copied as such, and pickled as a plain tensor.
+
+    Those of a `state_dict()` are neither pickled nor written by others; see `unsaved`.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """See `_Guarded`; the storage of values that may be in no file is refused."""
+        if _name_of(func) in _STORAGE:
+            _check_saved(args[0])
+        return super().__torch_function__(func, types, args, kwargs)
 
     def __deepcopy__(self, memo: Any) -> CutValues:
         with plain_use():
-            made: torch.Tensor = self.as_subclass(torch.Tensor).__deepcopy__(memo)
-            return _part(made, getattr(self, _GUARD))
+            return _part(_copied(self, memo), _guard_of(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        _check_saved(self)
         with plain_use():
             return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+class UnsavedLayer(torch.Tensor):
+    """Whole values of the `state_dict()` of a model that lacks layers: they can be used, and be in no file."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Do what torch does; results are plain tensors, but copies."""
+        if any(issubclass(kind, _Guarded) for kind in types):
+            return NotImplemented
+        name = _name_of(func).removesuffix(".__get__")
+        if name in _STORAGE:
+            _check_saved(args[0])
+        with plain_use():
+            made = func(*args, **(kwargs or {}))
+            copies = name in _COPYING and type(made) is torch.Tensor
+            return _unsaved_layer(made, _guard_of(args[0])) if copies else made
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        with plain_use():
+            return _unsaved_layer(_copied(self, memo), _guard_of(self))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _check_saved(self)
+        with plain_use():
+            return self.as_subclass(torch.Tensor).__reduce_ex__(protocol)
+
+
+def _copied(values: torch.Tensor, memo: Any) -> torch.Tensor:
+    """Return a plain deep copy. Guards are off meanwhile."""
+    plain = values.as_subclass(torch.Tensor)
+    memo.setdefault(id(memo), []).append(plain)  # its identity is in memo: as `copy.deepcopy` does, let it live as long
+    made: torch.Tensor = plain.__deepcopy__(memo)
+    return made
+
+
+def _unsaved_layer(values: torch.Tensor, of: Guard) -> torch.Tensor:
+    made = values.as_subclass(UnsavedLayer)
+    setattr(made, _GUARD, of)
+    return made
+
+
+def _check_saved(values: Any) -> None:
+    """Raise UsageError if values may be in no file."""
+    if why := _guard_of(values).unsaved:
+        raise UsageError(why)
+
+
+def _guard_of(values: Any) -> Guard:
+    found: Guard = getattr(values, _GUARD, _NOBODY)
+    return found
 
 
 def _used_part(func: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -267,7 +364,7 @@ def _name_of(func: Callable[..., Any]) -> str:
 
 
 def _describes(name: str, args: Sequence[Any]) -> bool:
-    """Say whether a use asks for no values: of shape, type, memory, gradient."""
+    """Return whether a use asks for no values: of shape, type, memory, gradient."""
     attribute, _, access = name.partition(".")
     if access:
         return attribute not in _VALUE_PROPERTIES

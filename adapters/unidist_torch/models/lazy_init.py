@@ -15,7 +15,7 @@ BUILT_AS = "_unidist_built_as"
 
 
 def prepare_deferred(model: torch.nn.Module, plan: Plan) -> bool:
-    """Say whether a model has tensors without memory; if so, note the types in which its parameters were built.
+    """Return whether a model has tensors without memory; if so, note the types in which its parameters were built.
 
     Raises:
         ConfigurationError: it has, and no strategy gives them values.

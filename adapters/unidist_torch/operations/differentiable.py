@@ -15,7 +15,7 @@ Run = Callable[..., Any]
 
 
 def needs_gradients(*tensors: torch.Tensor) -> bool:
-    """Say whether gradients must flow through an operation on these tensors."""
+    """Return whether gradients must flow through an operation on these tensors."""
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 

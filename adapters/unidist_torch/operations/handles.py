@@ -23,13 +23,13 @@ class Handle(int):
         inner: the operation.
         output: returns its result.
         copy_back: puts the result where the caller wants it, if it was computed elsewhere.
-        moved: returns the tensor that the operation itself has filled.
+        moved: returns the tensor that the operation itself has filled; None: it is in host memory.
     """
 
     _inner: NamedHandle
     _output: Callable[[], Any]
     _copy_back: Callable[[], object] | None
-    _moved: Callable[[], torch.Tensor]
+    _moved: Callable[[], torch.Tensor] | None
 
     def __new__(
         cls,
@@ -37,7 +37,7 @@ class Handle(int):
         output: Callable[[], Any],
         copy_back: Callable[[], object] | None = None,
         *,
-        moved: Callable[[], torch.Tensor],
+        moved: Callable[[], torch.Tensor] | None,
     ) -> Self:
         """Take the next number."""
         made = super().__new__(cls, next(_numbers))
@@ -48,13 +48,14 @@ class Handle(int):
         return made
 
     def done(self) -> bool:
-        """Say whether the operation has ended; never blocks."""
+        """Return whether the operation has ended; never blocks."""
         return self._inner.done()
 
     def wait(self) -> Any:
         """Wait for the operation and return its result; raises its error."""
         self._inner.wait()
-        queue_caller_behind(self._moved())
+        if self._moved is not None:
+            queue_caller_behind(self._moved())
         if self._copy_back is not None:
             copy_back, self._copy_back = self._copy_back, None
             copy_back()
@@ -67,7 +68,7 @@ class _Together:
     _handles: Sequence[Handle]
 
     def done(self) -> bool:
-        """Say whether all have ended; never blocks."""
+        """Return whether all have ended; never blocks."""
         return all(handle.done() for handle in self._handles)
 
     def wait(self) -> Any:
@@ -124,7 +125,7 @@ def synchronize(handle: AnyHandle) -> Any:
 
 
 def poll(handle: AnyHandle) -> bool:
-    """Say whether an asynchronous operation has ended; never blocks.
+    """Return whether an asynchronous operation has ended; never blocks.
 
     Raises:
         UsageError: it is no handle.

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from unidist.algorithms import scale_in_place
 from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op, allreduction, check_adasum, reducescattering, reduction_of
-from unidist.horovod_api.scope import scope_of
-from unidist.negotiation import OperationKind, Request, reducescatter_rows
+from unidist.horovod_api.scope import Scope, scope_of
+from unidist.negotiation import NamedHandle, OperationKind, Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
 from unidist_torch.operations.compression import Compression, Compressor
 from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle
-from unidist_torch.operations.places import place, place_in, queue_behind_caller
+from unidist_torch.operations.places import place, place_in, queue_behind_caller, queue_caller_behind
 
 Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
 
@@ -50,13 +51,14 @@ def allreduce(
         MismatchError: the ranks' calls differ.
         PeerLostError: a rank is gone.
     """
-    reduction = reduction_of(op, average)
+    reduction = Op.Average if op is None and average is None else reduction_of(op, average)
+    scales = prescale_factor, postscale_factor
+    if compression is Compression.none and not (tensor.requires_grad and torch.is_grad_enabled()):
+        return _allreduce_now(tensor, None, name, reduction, *scales, process_set)
     compressed, ctx = compression.compress(tensor)
 
     def run(values: torch.Tensor) -> torch.Tensor:
-        return _allreduce(
-            values, None, name, reduction, prescale_factor, postscale_factor, process_set, background=False
-        ).wait()
+        return _allreduce_now(values, None, name, reduction, *scales, process_set)
 
     def backward(gradient: torch.Tensor) -> torch.Tensor:
         return allreduce(
@@ -80,9 +82,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `allreduce` and return a handle; the tensor must not be changed until it is done. Not differentiable."""
-    return _allreduce(
-        tensor, None, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set, background=True
-    )
+    return _allreduce(tensor, None, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_(
@@ -96,8 +96,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Like `allreduce`, but the result replaces the tensor's content; returns the tensor."""
     reduction = reduction_of(op, average)
-    _allreduce(tensor, tensor, name, reduction, prescale_factor, postscale_factor, process_set, background=False).wait()
-    return tensor
+    return _allreduce_now(tensor, tensor, name, reduction, prescale_factor, postscale_factor, process_set)
 
 
 def allreduce_async_(
@@ -110,9 +109,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
     """Start `allreduce_` and return a handle."""
-    return _allreduce(
-        tensor, tensor, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set, background=True
-    )
+    return _allreduce(tensor, tensor, name, reduction_of(op, average), prescale_factor, postscale_factor, process_set)
 
 
 def grouped_allreduce(
@@ -297,13 +294,34 @@ def _grouped_allreduce(
     name = scope_of(process_set).name("grouped_allreduce", name)
     return GroupHandle(
         [
-            _allreduce(tensor, target, f"{name}.{index}", reduction, prescale, postscale, process_set, background=True)
+            _allreduce(tensor, target, f"{name}.{index}", reduction, prescale, postscale, process_set)
             for index, (tensor, target) in enumerate(zip(tensors, targets, strict=True))
         ]
     )
 
 
 def _allreduce(
+    tensor: torch.Tensor, target: torch.Tensor | None, name: str | None, reduction: Op, *choices: Any
+) -> Handle:
+    """Start an all-reduce; see `_submit_allreduce`."""
+    started, output, copy_back, moved = _submit_allreduce(tensor, target, name, reduction, *choices, background=True)
+    return Handle(started, lambda: output, copy_back, moved=moved)
+
+
+def _allreduce_now(
+    tensor: torch.Tensor, target: torch.Tensor | None, name: str | None, reduction: Op, *choices: Any
+) -> torch.Tensor:
+    """Return the result of an all-reduce; see `_submit_allreduce`."""
+    started, output, copy_back, moved = _submit_allreduce(tensor, target, name, reduction, *choices, background=False)
+    started.wait()
+    if moved is not None:
+        queue_caller_behind(moved())
+    if copy_back is not None:
+        copy_back()
+    return output
+
+
+def _submit_allreduce(
     tensor: torch.Tensor,
     target: torch.Tensor | None,
     name: str | None,
@@ -313,31 +331,44 @@ def _allreduce(
     process_set: ProcessSet,
     *,
     background: bool,
-) -> Handle:
-    """Start an all-reduce into `target`, which is None or the tensor itself."""
-    check_adasum(reduction, process_set)
-    scope = scope_of(process_set)
+) -> tuple[NamedHandle, torch.Tensor, Callable[[], object] | None, Callable[[], torch.Tensor] | None]:
+    """Start an all-reduce into `target`, which is None or the tensor itself.
+
+    Returns:
+        The operation, where its result is, and for `Handle` what puts it there if it was computed elsewhere, and what
+        returns a tensor on a device that the operation has filled.
+    """
+    if reduction is Op.Adasum:
+        check_adasum(reduction, process_set)
+    scope: Scope = process_set.scope or scope_of(process_set)
     asked = allreduction(reduction, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
-    source = tensor.detach()
-    on_host = asked.kind is OperationKind.ADASUM or not _scales_anywhere(source, asked.prescale)
-    if target is None:
-        source = source.contiguous()
-        target = torch.empty_like(source)
-        given = place(source, scope, on_host=on_host)
-        result, copy_back = place_in(target, scope, on_host=on_host)
+    source, factor = tensor.detach(), asked.prescale
+    copy_back = None
+    if target is None and source.is_cpu:
+        given = source = source.contiguous()
+        result = target = torch.empty_like(source)
     else:
-        given, copy_back = place_in(source, scope, on_host=on_host)
-        result = given
-    scaled = _scaled(given, asked.prescale)
-    queue_behind_caller(scaled, result)
+        on_host = asked.kind is OperationKind.ADASUM or not _scales_anywhere(source, factor)
+        if target is None:
+            source = source.contiguous()
+            target = torch.empty_like(source)
+            given = place(source, scope, on_host=on_host)
+            result, copy_back = place_in(target, scope, on_host=on_host)
+        else:
+            given, copy_back = place_in(source, scope, on_host=on_host)
+            result = given
+    scaled = given if factor == 1.0 else _scaled(given, factor)
+    if not scaled.is_cpu:
+        queue_behind_caller(scaled, result)
     request = Request(
-        *(scope.name("allreduce", name), asked.kind, buffer_of(scaled), buffer_of(result)),
+        name if name and isinstance(name, str) else scope.name("allreduce", name),
+        *(asked.kind, buffer_of(scaled, is_ours=True), buffer_of(result, is_ours=True)),
         shape=tuple(source.shape),
         op=asked.op,
         scale=asked.scale,
-        prescale=asked.prescale,
+        prescale=factor,
     )
-    return Handle(scope.submit(request, background=background), lambda: target, copy_back, moved=lambda: result)
+    return scope.submit(request, background=background), target, copy_back, None if result.is_cpu else lambda: result
 
 
 def _reducescatter(
@@ -368,7 +399,7 @@ def _reducescatter(
 
 
 def _scales_anywhere(tensor: torch.Tensor, factor: float) -> bool:
-    """Say whether `_scaled` can compute this on any device: integers are scaled in float64 by the core."""
+    """Return whether `_scaled` can compute this on any device: integers are scaled in float64 by the core."""
     return factor == 1.0 or tensor.is_floating_point() or tensor.is_complex()
 
 

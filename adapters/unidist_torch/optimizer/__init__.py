@@ -1,6 +1,6 @@
 """Optimizers bound to an `Update`: their gradients, the exchange, clipping, and the inner step on reduced gradients.
 
-May import `framework`, `gradients` and the modules at the root of this package.
+May import `framework`, `gradients`, `models` and the modules at the root of this package.
 """
 
 from unidist_torch.optimizer.clipping import clip_grad_norm_, clip_grad_value_

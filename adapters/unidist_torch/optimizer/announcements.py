@@ -9,7 +9,7 @@ from unidist.optim.update import Update
 from unidist.runtime import context
 
 
-class Announcements:
+class OptimizerAnnouncements:
     """The announcements of one optimizer. They cost a named operation of one byte each.
 
     Only an optimizer whose gradients go to every rank announces: a joined rank serves all that is announced. A local

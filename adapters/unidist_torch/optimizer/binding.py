@@ -14,6 +14,7 @@ from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import Placement
 from unidist.elastic.rebinding import follow_generations
 from unidist.errors import PluginError, UsageError
+from unidist.optim.actors import Actors, check_keeps_parameters
 from unidist.optim.rules import GradientRule, NormRule, ValueRule
 from unidist.optim.update import Update
 from unidist.training import autotune
@@ -23,12 +24,13 @@ from unidist_torch.gradients.sparse import SparseGradients
 from unidist_torch.memory import buffer_of
 from unidist_torch.models import plain_use
 from unidist_torch.models.model_buffers import BufferRule, ModelBuffers
-from unidist_torch.optimizer.announcements import Announcements
+from unidist_torch.optimizer.announcements import OptimizerAnnouncements
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.grad_scaler import unscale
 from unidist_torch.optimizer.horovod_arguments import named
 from unidist_torch.optimizer.inner_step import InnerStep, WholeStep
 from unidist_torch.optimizer.parameter_gradients import ParameterGradients
+from unidist_torch.optimizer.trained_state import TorchTrainedState
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -49,6 +51,7 @@ class Binding:
         cut: identities of the parameters of which this rank has a part.
 
     Attributes:
+        distributed_update: see Args.
         gradients: of its parameters, in the present context.
         skip: `step` shall not exchange.
         is_horovods: it was made by `DistributedOptimizer`. `step` after `synchronize` without `skip_synchronize` warns,
@@ -69,7 +72,7 @@ class Binding:
         self._is_concluded = False  # the reduced gradients are clipped
         self._optimizer = optimizer
         self._plain = plain
-        self._update = update
+        self._update = self.distributed_update = update
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
         self._cut = cut
         self._is_released = False
@@ -80,7 +83,6 @@ class Binding:
     def _begin(self) -> None:
         """Set up everything that belongs to the present context. Collective."""
         optimizer, plain, update = self._optimizer, self._plain, self._update
-        self._callback_queued = False
         self._tuner: autotune.Tuner | None = None
         brings = update.inner_steps
         if brings is None:
@@ -90,6 +92,8 @@ class Binding:
             if not isinstance(made, InnerStep):
                 raise PluginError(f"{type(made).__qualname__} does not derive from unidist_torch.optimizer.InnerStep")
             self._inner = made
+        if update.actors is not None:
+            check_keeps_parameters(self._inner, update.actors.names)
         options = update.options  # after the inner step was made, which may have changed them
         self._sparse = SparseGradients(options.communicator(update.context), as_dense=options.sparse_as_dense)
         self.gradients = ParameterGradients(
@@ -98,11 +102,12 @@ class Binding:
             update=update,
             inner=self._inner,
             sparse=self._sparse,
-            before_gradient=self._finish_after_backward,
+            finish=self._finish,
             end_extra_pass=self._end_extra_pass,
             cut=dict.fromkeys(self._cut, self._part_norms()) if self._cut else {},
         )
-        self._announcements = Announcements(
+        update.trained = TorchTrainedState(optimizer, self.gradients.parameters, self._inner)
+        self._announcements = OptimizerAnnouncements(
             update,
             self._take_part,
             self._take_part_in_flush,
@@ -198,7 +203,7 @@ class Binding:
             self._finish()
         with plain_use():
             self._plain.zero_grad(self._optimizer, set_to_none or self._inner.sharded)
-        self._callback_queued = False  # of a backward pass that raised before its end
+        self.gradients.finish_queued = False  # of a backward pass that raised before its end
         self._sparse.clear()
         self._update.reset_window()
 
@@ -361,6 +366,8 @@ class Binding:
             loss = closure()
             own.append(loss)
             self._complete_window()
+            if len(own) == 1 and self._update.actors is not None:  # parameters that are new have been agreed on
+                self._act_before(self._update.actors)
             self.gradients.unmark_parts()
             self._update.reset_window()
             return self._mean_loss(loss)
@@ -391,15 +398,25 @@ class Binding:
         if grad_scaler is not None and self._cut and not self._inner.sharded:
             unscale(self._optimizer, grad_scaler)  # while parts are marked: all ranks must find the same overflows
         self.gradients.unmark_parts()
+        if self._update.actors is not None:
+            self._act_before(self._update.actors)
         return self._inner.step(grad_scaler)
 
+    def _act_before(self, actors: Actors) -> None:
+        update = self._update
+        if actors.wanted_before(update.step + 1):
+            actors.act_before(update.step + 1, update.trained)
+
     def _applied(self) -> None:
-        self._callback_queued = self._is_concluded = False
+        self.gradients.finish_queued = self._is_concluded = False
         self._sparse.clear()
         if self._update.overflowed:
             self._update.reset_window()
-        else:
-            self._update.applied()
+            return
+        update = self._update
+        if update.actors is not None and update.actors.wanted_after(update.step + 1):
+            update.actors.act_after(update.step + 1, update.trained)
+        update.applied()
 
     # On behalf of the others, after this rank has joined
 
@@ -428,21 +445,6 @@ class Binding:
         self._update.reset_window()
 
     # The exchange
-
-    def _finish_after_backward(self) -> None:
-        """Complete the exchange when this backward pass ends, if it is the last of its window.
-
-        Clipping waits for the step: another backward pass may add to the gradients before.
-        """
-        if self._callback_queued or not (self._update.completes_window and self._update.syncs):
-            return
-        self._callback_queued = True
-
-        def finish() -> None:
-            self._callback_queued = False
-            self._finish()
-
-        torch.autograd.Variable._execution_engine.queue_callback(finish)
 
     def _end_extra_pass(self) -> None:
         """Complete the exchange of an earlier backward pass before the same step. Collective."""

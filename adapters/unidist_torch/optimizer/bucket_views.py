@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from unidist.optim.update import Update
 from unidist_torch.gradients.parameters import shaped
 from unidist_torch.memory import CopyInto, copy_plain, is_plain_copy, tensor_of
 
 
-class BucketView:
+class BucketView(CopyInto):
     """The memory of one gradient in its bucket, which stays where it is.
 
     Args:
@@ -25,15 +26,7 @@ class BucketView:
 
     def __init__(self, update: Update, index: int, parameter: torch.Tensor) -> None:
         self.tensor = tensor = shaped(tensor_of(update.buffer(index)), parameter)
-        self._into = CopyInto(tensor)
-
-    def holds(self, gradient: torch.Tensor) -> bool:
-        """Say whether a gradient is this memory already."""
-        return self._into.holds(gradient)
-
-    def copy(self, gradient: torch.Tensor) -> None:
-        """Write a gradient into the bucket."""
-        self._into.copy(gradient)
+        super().__init__(tensor)
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient to the one in the bucket."""
@@ -54,19 +47,21 @@ class MovingBucketView(BucketView):
         self._form = shaped(torch.empty(parameter.numel(), dtype=parameter.dtype, device="meta"), parameter)
         self._is_plain = parameter.is_cpu
 
-    def holds(self, gradient: torch.Tensor) -> bool:
+    @override
+    def holds(self, tensor: torch.Tensor) -> bool:
         """Return False: autograd does not know the memory."""
         return False
 
-    def copy(self, gradient: torch.Tensor) -> None:
+    @override
+    def copy(self, source: torch.Tensor) -> None:
         """Write a gradient into the bucket."""
         buffer = self._update.buffer(self._index)
         form = self._form
-        if self._is_plain and is_plain_copy(gradient, form.stride(), form.dtype):
-            copy_plain(buffer.address, gradient.data_ptr(), buffer.nbytes)
+        if self._is_plain and is_plain_copy(source, form.stride(), form.dtype):
+            copy_plain(buffer.address, source.data_ptr(), buffer.nbytes)
             return
         with torch.no_grad():
-            shaped(tensor_of(buffer), form).copy_(gradient)
+            shaped(tensor_of(buffer), form).copy_(source)
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient to the one in the bucket, which stays where it is until it is exchanged."""

@@ -14,13 +14,14 @@ import torch
 
 from unidist.errors import UsageError
 from unidist_torch.optimizer.clone import clone_for
+from unidist_torch.parameter_states import ParameterStates
 
 _STEPS = 3  # of which the second and third use the state that the first has made
 _DTYPE = torch.float64
 
 
 def needs_whole_tensors(optimizer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer] | None = None) -> bool:
-    """Say whether an optimizer needs each parameter as a whole; False: it treats each element by itself.
+    """Return whether an optimizer needs each parameter as a whole; False: it treats each element by itself.
 
     A copy of it, without state, steps on small tensors and on their halves. Costs some milliseconds.
 
@@ -51,7 +52,7 @@ def needs_whole_tensors(optimizer: torch.optim.Optimizer, plain: type[torch.opti
 
 
 def needs_closure(plain: type[torch.optim.Optimizer]) -> bool:
-    """Say whether the step of an optimizer's class cannot be called without a closure (LBFGS)."""
+    """Return whether the step of an optimizer's class cannot be called without a closure (LBFGS)."""
     closure = inspect.signature(plain.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
@@ -121,15 +122,13 @@ class _Trial:
             self._optimizer, self._plain, [leaves if i == self._number else [] for i in range(len(groups))]
         )
         _make_harmless(probe)
-        first = next((p for p in groups[self._number]["params"] if self._optimizer.state.get(p)), None)
+        states = ParameterStates(self._optimizer)
+        first = next((p for p in groups[self._number]["params"] if states.of(p)), None)
         if first is not None and self._with_state:
             for leaf in leaves:
-                probe.state[leaf] = {name: _like(value, first, leaf) for name, value in _state(self._optimizer, first)}
+                state = {name: _like(value, first, leaf) for name, value in states.of(first).items()}
+                ParameterStates(probe).replace(leaf, state)
         return probe
-
-
-def _state(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[tuple[str, Any]]:
-    return list(optimizer.state[parameter].items())
 
 
 def _like(value: Any, parameter: torch.Tensor, leaf: torch.Tensor) -> Any:

@@ -36,6 +36,14 @@ class InnerStep(ABC):
     sharded: bool = False
 
     @property
+    def keeps_parameters(self) -> bool:
+        """Whether it steps on the model's own parameters, all of which this rank has between two updates.
+
+        Then others may change them there (`Update.actors`). Not where it has copies (master weights), or parts.
+        """
+        return False
+
+    @property
     def shards_state(self) -> bool:
         """Whether a rank has its shard of the optimizer's state alone; else each can give all of it. As `sharded`."""
         return self.sharded
@@ -103,7 +111,7 @@ class InnerStep(ABC):
 
 
 def has_sharded_state(optimizer: Any) -> bool:
-    """Say whether the state of an optimizer is sharded over the ranks."""
+    """Return whether the state of an optimizer is sharded over the ranks."""
     return bool(getattr(getattr(optimizer, "_unidist", None), "shards_state", False))
 
 
@@ -122,6 +130,11 @@ class WholeStep(InnerStep):
         self._update = update
         self._parameters: Sequence[torch.Tensor] = ()
         self._views: Sequence[torch.Tensor | None] = ()
+
+    @property
+    @override
+    def keeps_parameters(self) -> bool:
+        return True
 
     @override
     def parameters_changed(

@@ -18,7 +18,7 @@ from unidist.errors import UsageError
 from unidist.mixins import with_mixin
 from unidist.optim.update import Update
 from unidist.waits import calling
-from unidist_torch.operations.divided import in_no_file
+from unidist_torch.models.plain_files import in_no_file
 from unidist_torch.optimizer.binding import Binding
 
 # GradScaler hands itself to `step(grad_scaler=...)`, which is what lets the overflow check see reduced gradients.

@@ -36,13 +36,14 @@ class ParameterGradients:
         update: counts passes, and has the buckets.
         inner: told of new parameters and bucket views.
         sparse: takes the gradients that are sparse.
-        before_gradient: called for each gradient of a backward pass, before it is taken.
+        finish: completes the exchange, at the end of a backward pass. Collective.
         end_extra_pass: completes the exchange of an earlier backward pass before the same step. Collective.
         cut: identities of the parameters of which this rank has a part, and the norms of their gradients.
 
     Attributes:
         parameters: those that are exchanged, as numbered by the `Update`.
         changed: this rank trains a parameter that was not agreed on.
+        finish_queued: the exchange is completed when the backward pass under way ends.
     """
 
     def __init__(
@@ -53,18 +54,20 @@ class ParameterGradients:
         update: Update,
         inner: InnerStep,
         sparse: SparseGradients,
-        before_gradient: Callable[[], None],
+        finish: Callable[[], None],
         end_extra_pass: Callable[[], None],
         cut: Mapping[int, PartNorms],
     ) -> None:
         self.parameters: list[torch.Tensor] = []
         self.changed = False
+        self.finish_queued = False
         self._optimizer = optimizer
         self._names = names
         self._update = update
         self._inner = inner
         self._sparse = sparse
-        self._before_gradient = before_gradient
+        self._finish = finish
+        self._recorder = update.context.recorder
         self._end_extra_pass = end_extra_pass
         self._is_reduced = False  # the shown gradients are
         self._cut = cut
@@ -165,8 +168,8 @@ class ParameterGradients:
             gradient = gradient.added
         assert gradient is not None
         update = self._update
-        if update.in_backward:
-            self._before_gradient()
+        if update.in_backward and not self.finish_queued:
+            self._queue_finish()
         if update.is_repeated(index):
             if not (added or update.accumulation.passes > 1):
                 self._refuse_dropped(index)
@@ -189,15 +192,26 @@ class ParameterGradients:
                 view.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
         with plain_use():
-            parameter.grad = self._shown(index, parameter) if update.window.is_last_pass(index) else None
-        recorder = update.context.recorder
-        if recorder.timeline is not None:
-            recorder.begin("backward", again=False)
+            if update.window.is_last_pass(index):
+                parameter.grad = view.tensor if self._shows else sharded_gradient(parameter)
+            else:
+                parameter.grad = None
+        if self._recorder.timeline is not None:
+            self._recorder.begin("backward", again=False)
         update.gradient_ready(index)
 
-    def _shown(self, index: int, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return the gradient that the script sees."""
-        return self._views[index].tensor if self._shows else sharded_gradient(parameter)
+    def _queue_finish(self) -> None:
+        """Complete the exchange when this backward pass ends, if it is the last of its window.
+
+        Clipping waits for the step: another backward pass may add to the gradients before.
+        """
+        if self._update.completes_window and self._update.syncs:
+            self.finish_queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_queued)
+
+    def _finish_queued(self) -> None:
+        self.finish_queued = False
+        self._finish()
 
     def take_unhooked(self, first: int) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
@@ -248,7 +262,7 @@ class ParameterGradients:
         if self._sparse.as_dense:
             for index, parameter in enumerate(self.parameters):
                 if self._sparse.agreed(index) and parameter.grad is not None:
-                    parameter.grad = self._shown(index, parameter)
+                    parameter.grad = self._views[index].tensor if self._shows else sharded_gradient(parameter)
             self._sparse.make_sparse(self.parameters)
 
     def mark_parts(self) -> None:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from typing_extensions import override
 
-from unidist.checkpoint.format.interface import placements_of
+from unidist.checkpoint.format.pieces import Piece
 from unidist.errors import ConfigurationError, UsageError
 from unidist.horovod_api.arguments import Groups, OptimizerArguments, check_passes
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.optim.accumulation import Accumulation
+from unidist.optim.update import Update
 from unidist.runtime import context
-from unidist.strategy.interface import Plan, RunsSteps
+from unidist.strategy.interface import Plan
 from unidist.strategy.plan import StrategyLike
 from unidist.training.binding import averages, check_counts_alone, check_leaves_loop, check_leaves_model, planned_update
-from unidist.verification import replica_check
+from unidist.training.distribution import Distribution
+from unidist.verification import FirstBatchCheck, replica_check
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.compression import CompressionLike, compressor_of, tensor_compressor
 from unidist_torch.models.compiled_model import forget_compiled, leave_uncompiled, uncompiled
 from unidist_torch.models.lazy_init import prepare_deferred, refuse_deferred
 from unidist_torch.models.model_buffers import BufferRule, check_buffer_rule
+from unidist_torch.models.plain_files import refuse_files
 from unidist_torch.operations import Adasum, Average, Op, Sum
 from unidist_torch.operations.compression import Compression
-from unidist_torch.operations.divided import divided_modules, refuse_files
+from unidist_torch.operations.divided import divided_modules
 from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
@@ -70,84 +74,113 @@ def distribute(
     runtime = context.current()
     plan = runtime.plan_for(strategy)
     check_leaves_loop(plan)
-    bound = bind_model(model, optimizer, plan, in_backward=True, average=averages(op), buffers=buffers)
-    return bound, optimizer
+    distribution = TorchDistribution(model, optimizer, plan, in_backward=True, buffers=buffers)
+    distribution.bind(average=averages(op))
+    return distribution.returned, optimizer
 
 
-def bind_model(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    plan: Plan,
-    *,
-    in_backward: bool,
-    average: bool = True,
-    buffers: BufferRule = "mean",
-    keeps_division: bool = False,
-    divide: Callable[[], torch.nn.Module] | None = None,
-) -> torch.nn.Module:
-    """Bind the optimizer of a model that the plan distributes; returns this rank's model. Collective.
+class TorchDistribution(Distribution):
+    """Distributes a module.
 
     Args:
         model: the whole model, as the script made it.
-        optimizer: over its parameters; afterwards over those that this rank holds.
+        optimizer: over its parameters; after `bind` over those that this rank holds.
         plan: of the run.
-        in_backward: gradients are complete when the backward pass ends, where the plan's owner can; else at `step`.
-        average: gradients are averaged over the ranks, else added up.
+        in_backward: see `Distribution`.
         buffers: see `distribute`.
-        keeps_division: the caller rebinds a divided model in each generation of an elastic job.
-        divide: returns this rank's part of the model as the others hold theirs already, whose values are to be loaded;
-            then nothing is copied from rank 0. None: the plan divides it on all ranks now.
     """
-    runtime = context.current()
+
     framework = TorchFramework()
-    _check_model(model)
-    check_plain(optimizer)
-    check_buffer_rule(buffers)
-    refuse_wrapped(model)
-    if not keeps_division:
-        _refuse_second(model, plan)
-    _check_owned(optimizer, framework.parameters(model))
-    divided = bool(plan.model_axes)
-    deferred = prepare_deferred(model, plan)
-    leave_uncompiled("unidist", "unidist_torch")
-    if any(strategy.changes_model for strategy in plan.strategies):
-        forget_compiled()
-    given = model
-    if not any("sequence" in item.axis_divides and item.axis_size != 1 for item in plan.strategies):
-        model = uncompiled(model)  # strategies change what `torch.compile` has wrapped; `context` refuses the wrapper
-    if divided:
-        _refuse_closure(optimizer, plan)
-    if divided and divide is None:
-        prepare_to_divide(model, optimizer, runtime)
-    outputs = output_check(given, runtime, plan, deferred=deferred)
-    whole = model
-    model = plan.prepare(model, runtime) if divide is None else divide()
-    if plan.model_axes:
-        divided_modules.update(model.modules())
-    names = framework.parameters(model)
-    places = placements_of(model)
-    cut = follow_model(optimizer, names, places) if divided else frozenset()
-    refuse_files(model, cut, plan.model_axes, lacks_layers=divided and plan.find(RunsSteps) is not None)
-    update = planned_update(
-        runtime, plan, framework, average=average, in_backward=in_backward, places=places, keeps_division=keeps_division
-    )
-    bind(optimizer, update, names=names, cut=cut)._unidist.keep_buffers(model, buffers)
-    for item in plan.strategies:
-        item.attach(model, update, framework)
-    update.position.compare(update.communicator)  # made while all ranks make it
-    add_no_sync(model, optimizer)
-    refuse_wrapping(model)
-    replicas = replica_check(runtime, plan, lambda: pieces_of(model), in_generations=True)
-    if replicas is not None:
-        update.follow(replicas)
-    if outputs is not None:
-        attach(outputs, model, runs_steps=plan.find(RunsSteps) is not None)
-    if not divided:
-        if not deferred:  # then all ranks have the same values already
-            broadcast_parameters(framework.model_state(model), root_rank=0)
-        if runtime.topology.world_size > 1:
-            give_optimizer_state(optimizer, root_rank=0)
-    return given if model is whole else model
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        *,
+        in_backward: bool,
+        buffers: BufferRule = "mean",
+    ) -> None:
+        super().__init__(model, optimizer, plan)
+        self.in_backward = in_backward
+        self._buffers = buffers
+        self._given = self._whole = model
+        self._names: Mapping[str, torch.Tensor] = {}
+        self._cut: frozenset[int] = frozenset()
+        self._is_divided = bool(plan.model_axes)
+        self._is_deferred = False
+
+    @property
+    def returned(self) -> torch.nn.Module:
+        """The model for the script: what it gave, unless a strategy has made another one of it."""
+        model: torch.nn.Module = self._given if self.model is self._whole else self.model
+        return model
+
+    @override
+    def check(self, *, keeps_division: bool) -> None:
+        model, optimizer, plan = self.model, self.optimizer, self.plan
+        _check_model(model)
+        check_plain(optimizer)
+        check_buffer_rule(self._buffers)
+        refuse_wrapped(model)
+        if not keeps_division:
+            _refuse_second(model, plan)
+        _check_owned(optimizer, self.framework.parameters(model))
+        self._is_deferred = prepare_deferred(model, plan)
+        leave_uncompiled("unidist", "unidist_torch")
+        if any(strategy.changes_model for strategy in plan.strategies):
+            forget_compiled()
+        if not any("sequence" in item.axis_divides and item.axis_size != 1 for item in plan.strategies):
+            # Strategies change what `torch.compile` has wrapped; `context` refuses the wrapper.
+            self.model = self._whole = uncompiled(model)
+        if self._is_divided:
+            _refuse_closure(optimizer, plan)
+
+    @override
+    def prepare_to_divide(self) -> None:
+        prepare_to_divide(self.model, self.optimizer, self.runtime)
+
+    @override
+    def output_check(self, *, is_new: bool) -> FirstBatchCheck | None:
+        return output_check(self._given, self.runtime, self.plan, deferred=self._is_deferred)
+
+    @override
+    def follow_division(self) -> None:
+        model, plan = self.model, self.plan
+        if plan.model_axes:
+            divided_modules.update(model.modules())
+        self._names = self.framework.parameters(model)
+        self._cut = follow_model(self.optimizer, self._names, self.places) if self._is_divided else frozenset()
+        lacks_layers = self._is_divided and plan.runs_steps is not None
+        refuse_files(model, self._cut, plan.model_axes, lacks_layers=lacks_layers)
+
+    @override
+    def bind_optimizer(self, update: Update) -> None:
+        bound = bind(self.optimizer, update, names=self._names, cut=self._cut)
+        bound._unidist.keep_buffers(self.model, self._buffers)
+
+    @override
+    def finish_binding(self, update: Update) -> None:
+        update.position.compare(update.communicator)  # made while all ranks make it
+        add_no_sync(self.model, self.optimizer)
+        refuse_wrapping(self.model)
+
+    @override
+    def pieces(self) -> Sequence[Piece]:
+        return pieces_of(self.model)
+
+    @override
+    def compare_outputs(self, check: FirstBatchCheck) -> None:
+        attach(check, self.model, runs_steps=self.plan.runs_steps is not None)
+
+    @override
+    def make_equal(self, *, is_new: bool) -> None:
+        if self._is_divided:
+            return
+        if not self._is_deferred:  # then all ranks have the same values already
+            broadcast_parameters(self.framework.model_state(self.model), root_rank=0)
+        if self.runtime.topology.world_size > 1:
+            give_optimizer_state(self.optimizer, root_rank=0)
 
 
 def DistributedOptimizer(  # noqa: N802 - Horovod's name

@@ -7,7 +7,7 @@ optimizer was made for all of them: here it forgets what is elsewhere, and its s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +18,7 @@ from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import dtype_of, memory_kind
 from unidist_torch.operations.functions import broadcast_parameters, give_optimizer_state
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
+from unidist_torch.parameter_states import ParameterStates
 
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
@@ -28,7 +29,7 @@ def prepare_to_divide(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
     framework = TorchFramework()
     state = framework.model_state(model)
     broadcast_parameters(state, root_rank=0)
-    if optimizer.state:
+    if next(iter(ParameterStates(optimizer)), None) is not None:
         give_optimizer_state(optimizer, root_rank=0)
     for kind in sorted({"host"} | {memory_kind(tensor).partition(":")[0] for tensor in state.values()}):
         runtime.divide(memory=kind)
@@ -66,12 +67,13 @@ def follow_model(
     held = {id(parameter) for parameter in names.values()}
     for group in optimizer.param_groups:
         group["params"] = [parameter for parameter in group["params"] if id(parameter) in held]
-    for parameter in [each for each in optimizer.state if id(each) not in held]:
-        del optimizer.state[parameter]
+    states = ParameterStates(optimizer)
+    for parameter in [each for each in states if id(each) not in held]:
+        states.take(parameter)
     for parameter, placement in cut.items():
-        state: dict[str, Any] = optimizer.state.get(parameter, {})
-        for slot, value in state.items():
-            if isinstance(value, torch.Tensor) and tuple(value.shape) == placement.shape:
+        state = states.of(parameter)
+        for slot, value in states.slots(parameter).items():
+            if tuple(value.shape) == placement.shape:
                 for dim, indices in enumerate(placement.indices):
                     if len(indices) != value.shape[dim]:
                         value = value.index_select(dim, torch.tensor(indices, device=value.device))

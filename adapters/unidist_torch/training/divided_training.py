@@ -11,7 +11,7 @@ from unidist import elastic
 from unidist.runtime import context as runtime_of_process
 from unidist_torch.memory import memory_kind
 from unidist_torch.models.model_buffers import BufferRule
-from unidist_torch.training.distributed_optimizer import bind_model
+from unidist_torch.training.distributed_optimizer import TorchDistribution
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -40,19 +40,12 @@ class DividedTraining(elastic.DividedTraining):
 
     @override
     def bind(self, plan: Plan, divide: elastic.Divide | None) -> torch.nn.Module:
-        model: torch.nn.Module = bind_model(
-            self.model,
-            self._optimizer,
-            plan,
-            in_backward=False,
-            buffers=self._buffers,
-            keeps_division=True,
-            divide=divide,
-        )
+        made = TorchDistribution(self.model, self._optimizer, plan, in_backward=False, buffers=self._buffers)
+        made.bind(keeps_division=True, divide=divide)
         membership = runtime_of_process.current().membership
         assert membership is not None
         membership.remove_rebindable(self._optimizer._unidist)  # this does it, in an order that holds for all ranks
-        return model
+        return made.returned
 
     @override
     def rebind_optimizer(self, context: RuntimeAPI) -> bool:
@@ -60,9 +53,3 @@ class DividedTraining(elastic.DividedTraining):
         if is_bound:
             self._optimizer._unidist.rebind(context)
         return is_bound
-
-
-def divides(strategy: StrategyLike) -> bool:
-    """Return whether this is an elastic job whose strategies divide the model."""
-    runtime = runtime_of_process.current()
-    return runtime.is_elastic and runtime.plan_for(strategy).divides_model

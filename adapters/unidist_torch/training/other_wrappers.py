@@ -71,7 +71,7 @@ def _is_distributed(module: torch.nn.Module) -> bool:
 
 
 def _distributes(module: torch.nn.Module) -> bool:
-    """Say whether a module is one of PyTorch's wrappers. Their FSDP is not imported for it: that takes seconds."""
+    """Return whether a module is one of PyTorch's wrappers. Their FSDP is not imported for it: that takes seconds."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     return isinstance(module, (DistributedDataParallel, DataParallel)) or (
         fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel)

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+from typing_extensions import override
 
-from unidist.elastic.batches import BatchShare
-from unidist.elastic.step_training import Policy, Redistributable, StepTraining, passes_of_step, training_of
-from unidist.errors import ConfigurationError, UsageError
+from unidist.elastic.step_training import Policy, Progress
 from unidist.runtime import context
 from unidist.runtime.of_context import OfContext
-from unidist.strategy.interface import GradientOwner, OwnsParameters, RunsSteps
 from unidist.strategy.plan import StrategyLike
-from unidist.training.mean_loss import MeanLoss
-from unidist.waits import calling
+from unidist.training.mean_loss import SampleWeight
+from unidist.training.train_step import PlannedStep, Trees
 from unidist_torch.elastic.handlers import has_sharded_parameters
-from unidist_torch.elastic.step_training import PiecewiseStep, TrainingState
+from unidist_torch.elastic.step_training import TrainingState
 from unidist_torch.framework import TorchFramework
-from unidist_torch.models.batches import num_samples
+from unidist_torch.host_copies import HostCopy
 from unidist_torch.models.model_buffers import BufferRule
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
-from unidist_torch.training.distributed_optimizer import bind_model
-from unidist_torch.training.divided_training import DividedTraining, divides
+from unidist_torch.training.distributed_optimizer import TorchDistribution
+from unidist_torch.training.divided_training import DividedTraining
 from unidist_torch.training.verification import before_step
 
-if TYPE_CHECKING:
-    from unidist.control.elastic.member import Member
 
-
-class TrainStep:
+class TrainStep(PlannedStep):
     """Forward, backward, exchange and update in one call, which is the same with every strategy.
 
         step = ud.TrainStep(model, optimizer, torch.nn.functional.cross_entropy)
@@ -62,6 +58,9 @@ class TrainStep:
         NotInitializedError: `init()` was not called.
     """
 
+    _trees = Trees(pytree.tree_leaves, pytree.tree_map)
+    _keeps_division = True
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -72,44 +71,30 @@ class TrainStep:
         elastic: bool | Policy | None = None,
         buffers: BufferRule = "mean",
     ) -> None:
-        runtime = context.current()
-        plan = runtime.plan_for(strategy)
-        if elastic:
-            passes_of_step(plan, keeps_division=True)
-        runs = plan.find(RunsSteps)
-        make: Any = WholeStepRunner if runs is None else runs.step_runner(TorchFramework(), context.current())
+        super().__init__(context.current().plan_for(strategy), TorchFramework(), elastic=elastic)
         self._divided: DividedTraining | None = None
-        if divides(strategy):
-            if elastic is False:
-                raise ConfigurationError(
-                    "this job is elastic, and strategies divide the model: TrainStep(elastic=False) cannot go on when "
-                    "ranks change. Leave elastic= out"
-                )
-            passes_of_step(plan, keeps_division=True)
+        if self._rebinds:
             self._divided = DividedTraining(model, optimizer, strategy, buffers)
             self._whole = model
         else:
-            self._whole = bind_model(model, optimizer, plan, in_backward=False, buffers=buffers)
+            distribution = TorchDistribution(model, optimizer, self._plan, in_backward=False, buffers=buffers)
+            distribution.bind()
+            self._whole = distribution.returned
         self.optimizer: Any = optimizer
-        self._make_runner = lambda loss: make(self.model, loss, optimizer)
         self._loss_fn = loss_fn
-        self._runs_in_parts = runs is not None
         self._weight: SampleWeight | None = None
-        self._runner_of = OfContext[StepRunner](lambda: self._make_runner(self._weighted_loss))
-        self._mean_loss_of = OfContext(lambda: MeanLoss(context.current()))
+        self._copied: HostCopy | None = None
+        make = self._make_runner or WholeStepRunner
+        self._runner_of = OfContext[StepRunner](lambda: make(self.model, self._weighted_loss, optimizer))
         if self._divided is None:  # else they belong to ranks that this one may not have joined yet
             self._runner_of()
-            self._mean_loss_of()
-        self._plan, self._elastic = plan, elastic
-        self._has_begun = False
-        self._training: StepTraining | None = None
+            self._means()
 
     @property
     def model(self) -> torch.nn.Module:
         """The model as this rank holds it."""
         return self._whole if self._divided is None else self._divided.model
 
-    @calling("train_step()")
     def __call__(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Train on one batch.
 
@@ -132,108 +117,82 @@ class TrainStep:
             PeerLostError: a rank has died or could not go on; names it. Not in elastic training.
             UsageError: elastic training is asked for, and the batches do not come from `ud.shard`.
         """
-        if not self._has_begun:
-            self._training = training_of(context.current(), self._elastic, self._make_training)
-            self._has_begun = True
-        self.model.train()
-        if self._training is None and self._divided is not None:
-            raise UsageError(
-                "this job is elastic, and strategies divide the model: the batches have to come from ud.shard(loader), "
-                "which can divide the samples again when ranks change"
-            )
-        if self._training is not None:
-            told = self._training.step(lambda share: self._take(share, inputs, targets))
-            context.current().progress.report({"loss": told}, num_samples(inputs))
-            return self._like_parameters(told)
-        runner = self._runner_of()
-        before_step(self.model, runner, self._loss_fn, inputs, targets)
-        alone = self._plan.the(GradientOwner).steps_alone
-        mean = runner.run(inputs, targets) if alone else self._of_all_samples(runner.run, inputs, targets)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        context.current().progress.report({"loss": mean}, num_samples(inputs))
-        return mean
+        loss: torch.Tensor = self._train(inputs, targets)
+        return loss
 
-    @calling("train_step.evaluate()")
     def evaluate(self, inputs: Any, targets: Any) -> torch.Tensor:
         """Return the mean loss of a batch in evaluation mode; arguments as for a call. Changes nothing.
 
         In elastic training, where ranks join and leave in between, it is not collective: the loss of this rank's batch.
         If the model is divided, the ranks of a replica call it together; do so in `ud.elastic.Policy(after_epoch=...)`.
         """
-        if (owner := self._plan.find(OwnsParameters)) is not None:
-            owner.pull()
-        if self._training is not None:
-            return self._like_parameters(float(self._runner_of().evaluate(inputs, targets)))
-        return self._of_all_samples(self._runner_of().evaluate, inputs, targets)
+        loss: torch.Tensor = self._mean_loss_of(inputs, targets)
+        return loss
 
-    @calling("train_step.predict()")
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for these inputs in evaluation mode, on every rank along the model's axes."""
-        return self._runner_of().predict(inputs)
+        return self._outputs_of(inputs)
 
-    def _of_all_samples(self, run: Callable[[Any, Any], torch.Tensor], inputs: Any, targets: Any) -> torch.Tensor:
-        """Return the mean loss over the samples of all ranks of what is run on this one's."""
-        samples = num_samples(targets) or num_samples(inputs)
-        self._weight = SampleWeight(self._mean_loss_of(), samples, in_parts=self._runs_in_parts)
-        try:
-            loss = run(inputs, targets)
-            return torch.tensor(self._weight.mean(loss), dtype=loss.dtype, device=loss.device)
-        finally:
-            self._weight = None
+    # See `PlannedStep`
 
     def _weighted_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         loss = self._loss_fn(outputs, targets)
-        return loss if self._weight is None else self._weight.weighted(loss)
+        factor = 1.0 if self._weight is None else self._weight.factor(lambda: float(loss.detach()))
+        weighted = loss if factor == 1.0 else factor * loss
+        if self._weight is not None and self._make_runner is None and not loss.is_cpu:
+            self._copied = HostCopy(weighted.detach())
+        return weighted
 
-    # Elastic training
+    @override
+    def _run_batch(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> torch.Tensor:
+        runner = self._runner_of()
+        self.model.train()
+        is_on_device = not next(self.model.parameters(), torch.empty(0)).is_cpu  # the same on every rank
+        if weight is not None and (self._make_runner is not None or is_on_device):
+            weight.factor()  # the loss is computed in parts, or the host must not wait for it before the backward pass
+        self._weight = weight
+        try:
+            return runner.run(*batch)
+        finally:
+            self._weight = None
 
-    def _make_training(self, membership: Member | None, data: Redistributable, policy: Policy) -> StepTraining:
-        passes = passes_of_step(self._plan, keeps_division=True)
-        together = has_sharded_parameters(self.model) or any(
+    @override
+    def _value(self, loss: torch.Tensor) -> float:
+        copied, self._copied = self._copied, None
+        return float(loss if copied is None else copied.wait())
+
+    @override
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    @override
+    def _check_first(self, batch: tuple[Any, ...]) -> None:
+        before_step(self.model, self._runner_of, self._loss_fn, *batch)
+
+    @override
+    def _divisor(self, batch: tuple[Any, ...]) -> float:
+        return self._num_samples(batch[1:]) or self._num_samples(batch)
+
+    @override
+    def _scalar(self, value: float, like: torch.Tensor | None) -> torch.Tensor:
+        if like is None:
+            like = next(self.model.parameters(), torch.empty(0))  # a stage of a pipeline may have none
+        # A tensor made from a number would be copied to an accelerator, and the host would wait for it.
+        return torch.full((), value, dtype=like.dtype, device=like.device)
+
+    @override
+    def _make_state(self, progress: Progress, others: Mapping[str, Any]) -> TrainingState:
+        return TrainingState(self.model, self.optimizer, progress, others)
+
+    @override
+    def _accumulate(self, passes: int) -> None:
+        self._runner_of()  # which is made by all ranks together, also those without samples
+        self.optimizer._unidist.accumulate_steps(passes)
+
+    @property
+    @override
+    def _computes_together(self) -> bool:
+        return has_sharded_parameters(self.model) or any(
             getattr(module, "unidist_runs_together", False) for module in self.model.modules()
         )
-        self._pieces = PiecewiseStep(self._make_runner, self._loss_fn, self.optimizer, together=together)
-        return StepTraining(
-            membership,
-            data,
-            policy,
-            lambda progress: TrainingState(self.model, self.optimizer, progress, policy.state),
-            passes=passes,
-        )
-
-    def _take(self, share: BatchShare, inputs: Any, targets: Any) -> float:
-        assert self._training is not None, "it calls this"
-        return self._pieces.train(share, inputs, targets, batch_size=self._training.progress.batch_size)
-
-    def _like_parameters(self, loss: float) -> torch.Tensor:
-        parameter = next(self.model.parameters(), torch.empty(0))  # a stage of a pipeline may have none
-        return torch.tensor(loss, dtype=parameter.dtype, device=parameter.device)
-
-
-class SampleWeight:
-    """Lets the loss of a rank weigh as much in the mean over the ranks as the rank has samples. Collective.
-
-    Where the loss of a step is computed at once, one exchange between the passes tells its weight and the mean. Where
-    it is computed in parts (a pipeline), the weight has to be known before.
-
-    Args:
-        means: over the ranks.
-        samples: of this rank.
-        in_parts: the loss is computed in parts.
-    """
-
-    def __init__(self, means: MeanLoss, samples: int, *, in_parts: bool) -> None:
-        self._means, self._samples = means, samples
-        self._factor = means.over_samples(0.0, samples)[1] if in_parts else None
-        self._mean: float | None = None
-
-    def weighted(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss, or a part of it, times this rank's weight."""
-        if self._factor is None:
-            self._mean, self._factor = self._means.over_samples(float(loss.detach()), self._samples)
-        return loss if self._factor == 1.0 else self._factor * loss
-
-    def mean(self, loss: torch.Tensor) -> float:
-        """Return the mean over the samples of all ranks, of this rank's weighted loss."""
-        return self._means.of_all(float(loss)) if self._mean is None else self._mean

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from unidist.checkpoint.format.interface import kept_state, placements_of
 from unidist.checkpoint.format.pieces import Piece, Placement
 from unidist.errors import UsageError
+from unidist.optim.interface import StepRunner
 from unidist.strategy.interface import Plan
 from unidist.verification import (
     MAX_COPIED_BYTES,
@@ -31,7 +32,7 @@ from unidist_torch.checkpoint.tensors import piece_of
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
-from unidist_torch.models.step_runner import LossFunction, StepRunner, call, evaluating
+from unidist_torch.models.step_runner import LossFunction, call, evaluating
 from unidist_torch.operations.functions import broadcast_parameters
 
 if TYPE_CHECKING:
@@ -119,12 +120,14 @@ def attach(check: FirstBatchCheck, model: torch.nn.Module, *, runs_steps: bool) 
     attributes = _attributes(model)
 
 
-def before_step(model: torch.nn.Module, runner: StepRunner, loss_fn: LossFunction, inputs: Any, targets: Any) -> None:
+def before_step(
+    model: torch.nn.Module, runner: Callable[[], StepRunner], loss_fn: LossFunction, inputs: Any, targets: Any
+) -> None:
     """Compare outputs and loss of the first batch before a strategy's runner trains on it. Collective over all ranks.
 
     Args:
         model: the distributed one.
-        runner: of its steps.
+        runner: returns the runner of its steps.
         loss_fn: as the runner has it.
         inputs: of the batch.
         targets: of the batch.
@@ -142,7 +145,7 @@ def before_step(model: torch.nn.Module, runner: StepRunner, loss_fn: LossFunctio
             return outputs, loss_fn(outputs, _like(reference, targets))
 
     def found() -> tuple[Any, Any]:
-        return _whole(runner.predict(inputs)), runner.evaluate(inputs, targets)
+        return _whole(runner().predict(inputs)), runner().evaluate(inputs, targets)
 
     with _random_states_kept():
         check.compare(expected, found, ("the output", "the loss"), _leaf)

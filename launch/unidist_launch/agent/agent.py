@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from unidist.control.client import connect
+from unidist.control.codec import WireError
 from unidist.control.connection import Connection, ConnectionLost
-from unidist.control.wire import WireError
 from unidist.errors import ConfigurationError, UnidistError
 from unidist.jobs import interface_address, run_program
 from unidist_launch.agent.order import ORDER_VARIABLE, AgentOrder

@@ -16,10 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+from unidist.control.codec import WireError
 from unidist.control.connection import Address, Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
+from unidist.control.messages import Beat
 from unidist.control.standstill import Standstill
-from unidist.control.wire import WireError
 
 _LOOK_SEC = 0.05
 _RETRY_SEC = 0.2
@@ -255,7 +256,7 @@ class PeerLinks:
 
     def _send(self, connection: Connection, give_up: Callable[[], None]) -> None:
         with contextlib.suppress(ConnectionLost):
-            connection.send({"type": "beat"})
+            connection.send(Beat())
             return
         give_up()
 

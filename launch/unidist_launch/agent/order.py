@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from unidist._version import __version__
+from unidist.control.messages import RELEASE
 from unidist.errors import ConfigurationError
 
 ORDER_VARIABLE = "UNIDIST_AGENT_ORDER"
@@ -27,7 +28,7 @@ class AgentOrder:
     """An agent's orders. They hold the job's secret: they travel through a pipe or ssh only.
 
     Args:
-        version: of unidist in the launcher.
+        version: of unidist in the launcher, with that of its protocol.
         host: index of the agent in the job; one agent per host, but for launchers that have one per rank.
         job_id: random name of the job.
         secret: the job's secret, in hexadecimal.
@@ -93,9 +94,10 @@ class AgentOrder:
             raise ConfigurationError(
                 "an agent is started by `unidist launch`, which tells it what to do; nothing readable came"
             ) from None
-        if version != __version__:
+        if version != RELEASE:
             raise ConfigurationError(
-                f"unidist {__version__} is installed here, but the launcher is {version}; install the same everywhere"
+                f"unidist {RELEASE} is installed on host {socket.gethostname()}, but the launcher is {version}; "
+                "install the same on all hosts"
             )
         lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
         return cls(**{**fields, **lists})

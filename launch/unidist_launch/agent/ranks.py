@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import selectors
 import signal
@@ -15,15 +14,41 @@ from functools import partial
 from types import TracebackType
 from typing import Any, ClassVar, NamedTuple, Self
 
+from unidist.control.codec import Message, WireError
 from unidist.control.connection import Connection, ConnectionLost
 from unidist.control.coordinator import BEATS_PER_LIMIT
+from unidist.control.messages import (
+    Beat,
+    Done,
+    End,
+    Exits,
+    Failed,
+    Goodbye,
+    HostFacts,
+    LinkState,
+    Listen,
+    Listening,
+    Output,
+    Peers,
+    Progress,
+    Refused,
+    SideExit,
+    SideOutput,
+    SideRefused,
+    SideSignal,
+    SideStart,
+    SideStarted,
+    Signal,
+    Start,
+    Started,
+    Taken,
+    Terminating,
+)
 from unidist.control.standstill import Standstill
-from unidist.control.wire import Message, WireError
 from unidist.errors import ConfigurationError
 from unidist.jobs.network import is_loopback
 from unidist.jobs.processes import HostShare, LocalProcesses, free_ports, watch_exit
 from unidist.jobs.side_processes import SideProcesses
-from unidist.launcher import SideProcess
 from unidist.topology import Topology
 from unidist_launch.agent.links import PeerLinks
 from unidist_launch.agent.order import AgentOrder
@@ -107,7 +132,7 @@ class AgentRanks:
                 if len(self._ended) == len(self._places):
                     self._finish()
             self._collect_side()
-        self._send({"type": "goodbye"})
+        self._send(Goodbye())
         deadline = time.monotonic() + _GOODBYE_SEC
         while self._connection.pending_bytes and time.monotonic() < deadline:
             self._turn()
@@ -120,21 +145,20 @@ class AgentRanks:
     ) -> None:
         self._stack.close()
 
-    def _facts(self) -> Message:
+    def _facts(self) -> HostFacts:
         port, *ports = free_ports(1 + self._order.num_ports, self._address)
-        return {
-            "type": "agent",
-            "host": self._order.host,
-            "name": socket.gethostname(),
-            "address": self._address,
-            "launcher": self._reached,
-            "port": port,
-            "ports": ports,
-            "role": self._order.role,
-            "role_index": self._order.role_index,
-            "cores": len(os.sched_getaffinity(0)),
-            "pid": os.getpid(),
-        }
+        return HostFacts(
+            host=self._order.host,
+            name=socket.gethostname(),
+            address=self._address,
+            launcher=self._reached,
+            port=port,
+            ports=tuple(ports),
+            role=self._order.role,
+            role_index=self._order.role_index,
+            cores=len(os.sched_getaffinity(0)),
+            pid=os.getpid(),
+        )
 
     def _turn(self) -> None:
         """Wait for the next event and deal with it; keep up the heartbeat."""
@@ -146,7 +170,7 @@ class AgentRanks:
         self._heard = min(now, self._heard + self._standstill.turn(now))
         if now - self._beat >= self._heartbeat_sec / BEATS_PER_LIMIT:
             self._beat = now
-            self._send({"type": "beat"})
+            self._send(Beat())
         if now - self._reported >= _REPORTS_SEC:
             self._reported = now
             self._send_reports()
@@ -156,13 +180,13 @@ class AgentRanks:
     def _send_reports(self) -> None:
         reports = self._new_reports()
         if reports:
-            self._send({"type": "progress", "reports": reports})
+            self._send(Progress(tuple(reports)))
 
-    def _new_reports(self) -> list[list[Any]]:
+    def _new_reports(self) -> list[tuple[int, dict[str, Any]]]:
         """Return new progress reports, with the rank of each, or the worker's number."""
         if self._processes is None:
             return []
-        return [[self._places[i].rank, report] for i, report in self._processes.new_reports()]
+        return [(self._places[i].rank, report) for i, report in self._processes.new_reports()]
 
     def _look(self) -> None:
         """Wait a moment for what comes from ranks, the launcher, other agents and signals, and deal with it."""
@@ -183,7 +207,7 @@ class AgentRanks:
         def tell() -> None:
             os.read(read_end, 4096)
             if self._order.tells_termination:
-                self._send({"type": "terminating"})
+                self._send(Terminating())
 
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -218,63 +242,66 @@ class AgentRanks:
             self._obey(message)
 
     def _obey(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "start":
-            self._start(message)
-        elif kind == "signal" and self._processes is not None:
-            wanted = message.get("ranks")
-            chosen = None if wanted is None else [i for i, each in enumerate(self._places) if each.rank in wanted]
-            self._processes.signal(int(message["number"]), chosen)
-        elif kind == "taken":
-            self._num_untaken -= int(message["bytes"])
-        elif kind == "side_start":
-            self._start_side(message)
-        elif kind == "side_signal" and self._side is not None:
-            self._side.signal(int(message["number"]), [int(each) for each in message["chosen"]])
-        elif kind == "listen":
-            self._listen(str(message["address"]))
-        elif kind == "peers":
-            self._links.connect({int(index): (str(host), int(port)) for index, host, port in message["peers"]})
-        elif kind == "end":
-            self._may_leave = True
-        elif kind == "failed":
-            raise ConfigurationError(str(message["text"]))
+        match message:
+            case Start():
+                self._start(message)
+            case Signal(number, ranks):
+                self._signal(number, ranks)
+            case Taken(num_bytes):
+                self._num_untaken -= num_bytes
+            case SideStart():
+                self._start_side(message)
+            case SideSignal(number, chosen):
+                if self._side is not None:
+                    self._side.signal(number, chosen)
+            case Listen(address):
+                self._listen(address)
+            case Peers(peers):
+                self._links.connect({index: (host, port) for index, host, port in peers})
+            case End():
+                self._may_leave = True
+            case Failed(text=text):
+                raise ConfigurationError(text)
+
+    def _signal(self, number: int, ranks: tuple[int, ...] | None) -> None:
+        if self._processes is not None:
+            chosen = None if ranks is None else [i for i, each in enumerate(self._places) if each.rank in ranks]
+            self._processes.signal(number, chosen)
 
     def _listen(self, address: str) -> None:
         try:
             port = self._links.listen(address)
         except OSError:  # an address that is not this host's own, as behind a router: its links are not watched
             port = 0
-        self._send({"type": "listening", "port": port})
+        self._send(Listening(port))
 
     def _tell_link(self, peer: int, reached: bool, silent_sec: float) -> None:
-        self._send({"type": "link", "peer": peer, "reached": reached, "silent_sec": silent_sec})
+        self._send(LinkState(peer, reached, silent_sec))
 
-    def _start(self, message: Message) -> None:
-        self._places = tuple(Topology(*place) for place in message["places"])
+    def _start(self, message: Start) -> None:
+        self._places = message.places
         variables = {
             "UNIDIST_CONTROL_ADDRESS": self._server,
-            "UNIDIST_HOST_ADDRESS": str(message["address"]),
-            "UNIDIST_GENERATION": str(message["generation"]),
-            **({"UNIDIST_JOB_VALUES": self._server} if message["values"] else {}),
+            "UNIDIST_HOST_ADDRESS": message.address,
+            "UNIDIST_GENERATION": str(message.generation),
+            **({"UNIDIST_JOB_VALUES": self._server} if message.values else {}),
         }
-        defaults = {"MASTER_ADDR": str(message["master"]), "MASTER_PORT": str(message["master_port"])}
+        defaults = {"MASTER_ADDR": message.master, "MASTER_PORT": str(message.master_port)}
         secret = bytes.fromhex(self._order.secret)
         # Ranks of a host meet by what stands before the slash; each agent sweeps its own, by all of it.
         job_id = f"{self._order.job_id}.{self._places[0].node_rank}/{self._order.host}"
-        of_each = tuple(message["of_each"])
-        share = HostShare(job_id, secret, self._places, variables, defaults, of_each)
+        share = HostShare(job_id, secret, self._places, variables, defaults, message.of_each)
         try:
             self._processes = self._stack.enter_context(
                 LocalProcesses(len(self._places), env=self._order.env, die_with_thread=True, share=share)
             )
             pids = [self._start_rank(place.rank) for place in self._places]
         except ConfigurationError as exc:
-            self._send({"type": "refused", "text": str(exc)})
+            self._send(Refused(str(exc)))
             self._ended = {place.rank for place in self._places}
             self._is_done = True
             return
-        self._send({"type": "started", "pids": pids})
+        self._send(Started(tuple(pids)))
 
     def _start_rank(self, rank: int) -> int:
         assert self._processes is not None
@@ -299,10 +326,12 @@ class AgentRanks:
             return False
         if not data:
             self._pipes.unregister(fd)
-        self._num_untaken += len(data)
-        text = base64.b64encode(data).decode()
-        self._send({"type": "output", "rank": pipe.rank, "stream": int(pipe.stream), "data": text})
+        self._pass_on(pipe, data)
         return bool(data)
+
+    def _pass_on(self, pipe: _Pipe, data: bytes) -> None:
+        self._num_untaken += len(data)
+        self._send(Output(pipe.rank, int(pipe.stream), data))
 
     def _collect_exits(self) -> None:
         assert self._processes is not None
@@ -315,10 +344,10 @@ class AgentRanks:
                 for _ in range(_MAX_READS):
                     if not self._read(key.fd, key.data):
                         break
-            exits.append([place.rank, process.pid, process.returncode])
+            exits.append((place.rank, process.pid, process.returncode))
         if exits:
             self._send_reports()  # the last ones, before observers hear of the end
-            self._send({"type": "exits", "exits": exits})
+            self._send(Exits(tuple(exits)))
 
     def _finish(self) -> None:
         """All ranks have ended: end what they left behind, and say so."""
@@ -330,25 +359,23 @@ class AgentRanks:
             if not any(read):
                 self._pipes.select(_TURN_SEC)
         self._is_done = True
-        self._send({"type": "done"})
+        self._send(Done())
 
     # Processes beside the ranks
 
-    def _start_side(self, message: Message) -> None:
+    def _start_side(self, message: SideStart) -> None:
         if self._side is None:
             processes = SideProcesses(
                 job_id=f"{self._order.job_id}.{self._order.host}",
                 secret=bytes.fromhex(self._order.secret),
                 env=self._order.env,
-                host_address=str(message["address"]),
+                host_address=message.address,
                 values=self._server,
                 die_with_thread=True,
             )
             self._side = SideHost(processes, self, heartbeat_sec=self._order.heartbeat_sec)
             self._stack.callback(self._end_side)
-        wanted = message["process"]
-        process = SideProcess(**{**wanted, "command": tuple(wanted["command"])})
-        self._side.start(int(message["number"]), process)
+        self._side.start(message.number, message.process)
 
     def _collect_side(self) -> None:
         if self._side is not None:
@@ -364,20 +391,20 @@ class AgentRanks:
 
     def side_started(self, number: int, pid: int) -> None:
         """Tell the launcher; as `SideListener`, with the next three."""
-        self._send({"type": "side_started", "number": number, "pid": pid})
+        self._send(SideStarted(number, pid))
 
     def side_refused(self, number: int, text: str) -> None:
         """Tell the launcher."""
-        self._send({"type": "side_refused", "number": number, "text": text})
+        self._send(SideRefused(number, text))
 
     def side_printed(self, number: int, data: bytes) -> None:
         """Tell the launcher."""
         self._num_untaken += len(data)
-        self._send({"type": "side_output", "number": number, "data": base64.b64encode(data).decode()})
+        self._send(SideOutput(number, data))
 
     def side_ended(self, number: int, returncode: int) -> None:
         """Tell the launcher."""
-        self._send({"type": "side_exit", "number": number, "returncode": returncode})
+        self._send(SideExit(number, returncode))
 
     def _send(self, message: Message) -> None:
         self._connection.send(message)

@@ -10,20 +10,35 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from typing_extensions import override
 
+from unidist.control import SILENCE_PER_HEARTBEAT
 from unidist.control.client import connect
+from unidist.control.codec import Message, WireError
 from unidist.control.connection import ConnectionClosed, ConnectionLost
-from unidist.control.wire import Message, WireError
+from unidist.control.messages import (
+    Goodbye,
+    HostFacts,
+    Refused,
+    Signal,
+    SignalWorkers,
+    StartWorker,
+    Taken,
+    WorkerEnded,
+    WorkerExit,
+    WorkerStarted,
+)
 from unidist.errors import ConfigurationError
+from unidist.jobs.liveness import StopWatch
 from unidist.jobs.processes import HostShare, LocalProcesses, watch_exit
-from unidist.topology import Topology
 from unidist_launch.agent.backlog import Backlog
 from unidist_launch.agent.ranks import AgentRanks, _Pipe
 from unidist_launch.output.lines import Stream
@@ -31,19 +46,33 @@ from unidist_launch.output.lines import Stream
 _LAST_OUTPUT_SEC = 1.0
 _RETRY_SEC = 0.25
 _ATTEMPT_SEC = 2.0
+_AFTER_OTHERS_SEC = 2.0
+"""Members of a world are judged by those who wait for them, who say more; this agent ends who is stopped before."""
 
 
 @dataclass(eq=False)
-class _Worker:
-    """A worker that was started, and the label under which its output is shown."""
+class HostWorker:
+    """A worker that was started.
+
+    Attributes:
+        number: of the worker.
+        seat: the label under which its output is shown.
+        processes: holds its process, and ends what that has started.
+        files: the descriptors of its output.
+        stops: tells whether somebody has stopped it.
+        is_killed: because somebody had stopped it for too long.
+    """
 
     number: int
     seat: int
     processes: LocalProcesses
     files: dict[int, Stream]
+    stops: StopWatch
+    is_killed: bool = False
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
+        """The process itself."""
         return self.processes.processes[0]
 
 
@@ -54,7 +83,7 @@ class AgentWorkers(AgentRanks):
     other workers go on.
     """
 
-    _workers: dict[int, _Worker]
+    _workers: dict[int, HostWorker]
     _backlog: Backlog
     _orphan_since: float | None
     _retry_at: float
@@ -80,19 +109,21 @@ class AgentWorkers(AgentRanks):
                 self._end_side()  # nobody would know of them
                 self._look()
                 self._look_for_launcher(self._orphan_since)
+            self._kill_stopped()
             self._collect_ends()
             self._collect_side()
         self._close_all()
-        self._send({"type": "goodbye"})
+        self._send(Goodbye())
         deadline = time.monotonic() + _LAST_OUTPUT_SEC
         while self._orphan_since is None and self._connection.pending_bytes and time.monotonic() < deadline:
             self._turn()
 
     # The launcher, and its absence
 
-    def _facts(self) -> Message:
+    def _facts(self) -> HostFacts:
         running = ((each.number, each.seat, each.process.pid) for each in self._workers.values())
-        return {**super()._facts(), **self._backlog.facts(running)}
+        workers = self._backlog.workers(running)
+        return replace(super()._facts(), workers=workers, terminating=self._backlog.is_terminating)
 
     def _turn(self) -> None:
         try:
@@ -145,54 +176,57 @@ class AgentWorkers(AgentRanks):
     # The workers
 
     @override
-    def _new_reports(self) -> list[list[Any]]:
+    def _new_reports(self) -> list[tuple[int, dict[str, Any]]]:
         found = ((each.number, each.processes.new_reports()) for each in self._workers.values())
-        return [[number, report] for number, reports in found for _, report in reports]
+        return [(number, report) for number, reports in found for _, report in reports]
 
     def _obey(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "start_worker":
-            self._start_worker(message)
-        elif kind == "signal":
-            wanted = message.get("workers")
-            for worker in self._workers.values():
-                if wanted is None or worker.number in wanted:
-                    worker.processes.signal(int(message["number"]))
-        elif kind == "taken":
-            self._backlog.taken()
-            super()._obey(message)
-        else:
-            super()._obey(message)
+        match message:
+            case StartWorker():
+                self._start_worker(message)
+            case Signal(number):
+                self._signal_workers(number, self._workers)
+            case SignalWorkers(number, workers):
+                self._signal_workers(number, workers)
+            case Taken():
+                self._backlog.taken()
+                super()._obey(message)
+            case _:
+                super()._obey(message)
 
-    def _start_worker(self, message: Message) -> None:
-        number, seat = int(message["worker"]), int(message["seat"])
+    def _signal_workers(self, number: int, wanted: Iterable[int]) -> None:
+        for each in wanted:
+            if each in self._workers:
+                self._workers[each].processes.signal(number)
+
+    def _start_worker(self, message: StartWorker) -> None:
+        number, seat = message.worker, message.seat
         order = self._order
         variables = {
             "UNIDIST_CONTROL_ADDRESS": self._server,
-            "UNIDIST_HOST_ADDRESS": str(message["address"]),
+            "UNIDIST_HOST_ADDRESS": message.address,
             "UNIDIST_WORKER": str(number),
-            **({"UNIDIST_JOB_VALUES": self._server} if message["values"] else {}),
+            **({"UNIDIST_JOB_VALUES": self._server} if message.values else {}),
         }
-        place = Topology(*message["place"])
         # Workers of a host meet by what stands before the slash; each is swept by all of it.
         job_id = f"{order.job_id}.{order.host}/{number}"
         share = HostShare(
-            job_id, bytes.fromhex(order.secret), (place,), variables, {"MASTER_ADDR": str(message["master"])}
+            job_id, bytes.fromhex(order.secret), (message.place,), variables, {"MASTER_ADDR": message.master}
         )
-        env = {**self._thread_numbers(int(message["slots"])), **order.env}
+        env = {**self._thread_numbers(message.slots), **order.env}
         try:
             processes = LocalProcesses(1, env=env, die_with_thread=True, share=share)
         except (ConfigurationError, OSError) as exc:
-            self._send({"type": "refused", "worker": number, "text": str(exc)})
+            self._send(Refused(str(exc), number))
             return
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         try:
             process = processes.start(order.command, stdin=null, stdout=pipe, stderr=pipe)
         except ConfigurationError as exc:
             processes.close()
-            self._send({"type": "refused", "worker": number, "text": str(exc)})
+            self._send(Refused(str(exc), number))
             return
-        worker = _Worker(number, seat, processes, {})
+        worker = HostWorker(number, seat, processes, {}, StopWatch(process.pid))
         self._backlog.start(number, seat)
         self._workers[number] = worker
         for stream, file in ((Stream.STDOUT, process.stdout), (Stream.STDERR, process.stderr)):
@@ -203,7 +237,7 @@ class AgentWorkers(AgentRanks):
         exit_fd = watch_exit(process)
         if exit_fd is not None:
             self._selector.register(exit_fd, selectors.EVENT_READ, partial(self._forget_exit, exit_fd))
-        self._send({"type": "started", "worker": number, "pid": process.pid})
+        self._send(WorkerStarted(number, process.pid))
 
     def _forget_exit(self, exit_fd: int) -> None:
         """It has done its work when it has woken the loop."""
@@ -216,18 +250,30 @@ class AgentWorkers(AgentRanks):
         number = str(max(1, len(os.sched_getaffinity(0)) // max(1, slots)))
         return {name: number for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS") if name not in os.environ}
 
+    def _kill_stopped(self) -> None:
+        """Kill workers that somebody has stopped: one that was stopped before it came would hold its slot for ever."""
+        limit = SILENCE_PER_HEARTBEAT * self._heartbeat_sec + _AFTER_OTHERS_SEC
+        now = time.monotonic()
+        for worker in self._workers.values():
+            seconds = worker.stops.seconds(now)
+            if seconds > limit and not worker.is_killed:
+                worker.is_killed = True
+                text = f"unidist: it has been stopped for {seconds:.1f} seconds: it is killed\n".encode()
+                self._pass_on(_Pipe(worker.seat, Stream.STDERR), text)
+                worker.processes.signal(signal.SIGKILL)
+
     def _collect_ends(self) -> None:
         for worker in [each for each in self._workers.values() if each.process.poll() is not None]:
             process = worker.process
             # First of all: the others wait to hear of it.
-            self._send({"type": "ended", "worker": worker.number})
+            self._send(WorkerEnded(worker.number))
             self._send_reports()  # its last one, before observers hear of its end
             worker.processes.close()  # what it left in the background, which would keep the pipes open
             self._read_to_end(worker)
-            self._send({"type": "exit", "worker": worker.number, "pid": process.pid, "returncode": process.returncode})
+            self._send(WorkerExit(worker.number, process.pid, process.returncode))
             del self._workers[worker.number]
 
-    def _read_to_end(self, worker: _Worker) -> None:
+    def _read_to_end(self, worker: HostWorker) -> None:
         deadline = time.monotonic() + _LAST_OUTPUT_SEC
         for fd, stream in worker.files.items():
             while fd in self._pipes.get_map() and time.monotonic() < deadline:
@@ -250,4 +296,4 @@ class AgentWorkers(AgentRanks):
         self._workers.clear()
 
 
-__all__ = ["AgentWorkers"]
+__all__ = ["AgentWorkers", "HostWorker"]

@@ -15,7 +15,7 @@ import click
 
 from unidist._version import __version__
 from unidist.engine import Availability, EngineSpec
-from unidist.errors import UnidistError
+from unidist.errors import ConfigurationError, UnidistError
 from unidist.framework import FrameworkSpec
 from unidist.launcher import LauncherSpec
 from unidist.runtime.plugin_manager import PluginManager
@@ -110,11 +110,14 @@ def _framework(spec: FrameworkSpec, *, deep: bool) -> dict[str, Any]:
         facts["version"] = importlib.metadata.version(names[0])
     except importlib.metadata.PackageNotFoundError:
         facts["version"] = "unknown"
-    if not deep:
-        return facts | {"usable": True, "reason": f"{names[0]} {facts['version']}"}
     try:
+        spec.check_version()
+        if not deep:
+            return facts | {"usable": True, "reason": f"{names[0]} {facts['version']}"}
         importlib.import_module(spec.requires)
         spec.load()
+    except ConfigurationError as exc:
+        return facts | {"usable": False, "reason": str(exc)}
     except Exception as exc:  # whatever a broken installation raises
         return facts | {"usable": False, "reason": f"{type(exc).__name__}: {exc}"}
     return facts | {"usable": True, "reason": f"{names[0]} {facts['version']}, imported"}

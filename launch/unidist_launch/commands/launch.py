@@ -41,6 +41,7 @@ from unidist_launch.options import (
 from unidist_launch.options import hosts as host_list
 from unidist_launch.options.launch_options import add_options
 from unidist_launch.options.observer_options import ObservedCommand
+from unidist_launch.options.strategy_options import with_strategy_options
 
 _HERE, _ELSEWHERE, _ELASTIC = "local", "ssh", "elastic"
 """The launchers that are taken unless one is asked for: for this host alone, for others, and for elastic jobs."""
@@ -116,10 +117,9 @@ def run_job(
     settings = Settings.read(merged)
     job_environment.check_timeline(options, settings)
     manager = observer_options.loaded(ctx, settings.disabled_plugins)
-    if options["servers"] is not None:
-        from unidist_launch.options.strategy_line import with_servers
-
-        env["UNIDIST_STRATEGY"] = with_servers(settings.strategy, options["servers"], manager.registry(StrategySpec))
+    line = with_strategy_options(settings.strategy, options, manager.registry(StrategySpec))
+    if line != settings.strategy:
+        env["UNIDIST_STRATEGY"] = line
         merged = {**os.environ, **env}
         settings = Settings.read(merged)
     given = _given_hosts(options)

@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _PluginKind:
     """A kind of plugin, as the files that are common to all kinds describe it.
 
     Args:
@@ -36,31 +36,31 @@ class _Kind:
 
 
 KINDS = {
-    "strategy": _Kind(
+    "strategy": _PluginKind(
         "A strategy: data parallelism with rounded gradients.",
         "    unidist launch -np 2 --strategy @name@=16 train.py",
         ("numpy >= 1.26",),
     ),
-    "engine": _Kind(
+    "engine": _PluginKind(
         "An engine: moves data through Unix sockets.",
         "    unidist launch -np 2 --engine @name@ train.py",
         ("numpy >= 1.26",),
     ),
-    "compressor": _Kind(
+    "compressor": _PluginKind(
         "A compressor of gradients: signs and one magnitude travel.",
         "    unidist launch -np 2 --strategy data:compression=@name@ train.py",
         ("numpy >= 1.26",),
     ),
-    "framework": _Kind(
+    "framework": _PluginKind(
         "A framework adapter: models of numpy arrays.",
         "The adapter is found by the models that are passed to unidist.",
         ("numpy >= 1.26",),
     ),
-    "launcher": _Kind(
+    "launcher": _PluginKind(
         "A launcher: ranks on this host, under a wrapper command.",
         "    @PACKAGE@_WRAPPER='nice -n 5' unidist launch -np 2 --launcher @name@ train.py",
     ),
-    "events": _Kind(
+    "events": _PluginKind(
         "Writes a JSON line for each turning point of a job.",
         "    @PACKAGE@_FILE=events.jsonl unidist launch -np 2 train.py",
     ),

@@ -61,12 +61,12 @@ def _private(file: Path, packages: frozenset[str]) -> Iterator[tuple[int, str]]:
 
 
 def _is_public_import(module: str) -> bool:
-    """Say whether another package may write `import module`: of a public module, or of a package with public names."""
+    """Return whether others may write `import module`: of a public module, or of a package with public names."""
     return _is_public_module(module) or (_is_package(module) and bool(_listed(module)))
 
 
 def _is_public(module: str, name: str) -> bool:
-    """Say whether another package may write `from module import name`."""
+    """Return whether another package may write `from module import name`."""
     if name in _listed(module) and _is_public_module(module):
         return True
     parts = module.split(".")
@@ -75,7 +75,7 @@ def _is_public(module: str, name: str) -> bool:
 
 
 def _is_public_module(module: str) -> bool:
-    """Say whether each package on the way to a module lists the next part of its name, or it is such a package."""
+    """Return whether each package on the way to a module lists the next part of its name, or it is such a package."""
     above, _, last = module.rpartition(".")
     return not above or (last in _listed(above) and _is_public_module(above))
 

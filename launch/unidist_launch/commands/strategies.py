@@ -14,7 +14,7 @@ from unidist.settings.environment import Settings
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from unidist.strategy.composition import Described, Pair
+    from unidist.strategy.composition import DescribedStrategy, Pair
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,7 +47,7 @@ def _names(pair: Pair) -> set[str]:
     return {pair.first.partition("=")[0], pair.second.partition("=")[0]}
 
 
-def _print(shown: list[Described], tried: list[Pair], names: tuple[str, ...]) -> None:
+def _print(shown: list[DescribedStrategy], tried: list[Pair], names: tuple[str, ...]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

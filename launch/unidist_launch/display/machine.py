@@ -37,7 +37,7 @@ def shared_memory_bytes() -> tuple[int, int] | None:
 
 
 def has_memfd() -> bool:
-    """Say whether anonymous shared memory can be made, which the shm engine and the launcher use."""
+    """Return whether anonymous shared memory can be made, which the shm engine and the launcher use."""
     try:
         os.close(os.memfd_create("unidist-doctor"))
     except OSError:

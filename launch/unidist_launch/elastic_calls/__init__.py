@@ -1,7 +1,7 @@
 """Functions as elastic jobs on clusters that start processes by themselves, as Ray and Spark do.
 
 `job` runs the launcher and makes results of the answers, `agent` runs the agent of a host in a process of the
-cluster's, and `rank` is the program of a rank. Imports `elastic_job` and `remote`.
+cluster's, and `rank` is the program of a rank. Imports `agent`, `elastic_job` and `remote`.
 """
 
 from __future__ import annotations

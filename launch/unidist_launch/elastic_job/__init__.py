@@ -2,7 +2,8 @@
 
 `ElasticRun` is the loop. The coordinator, in the control server's thread, decides who is in the world; the folder's
 other modules find hosts, start workers on them, judge how they end, keep the state for another launcher, and tell
-observers. Imports `agent`, `options`, `output` and `remote`.
+observers. Imports `agent`, `observation`, `options`, `output`, `remote` and
+`side_processes`.
 """
 
 from __future__ import annotations

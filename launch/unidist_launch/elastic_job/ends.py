@@ -163,7 +163,7 @@ class WorkerEnds:
             parts.ending.exits.append(end)
             return
         impatient = parts.patience.failed(end)
-        if parts.is_finishing:
+        if parts.is_finishing and not worker.is_hung:
             parts.ending.exits.append(end)
         elif slot is not None and slot.is_given_up and not slot.is_gone:
             parts.log.publish("slot_given_up", host=slot.host, slot=slot.number, failures=slot.failures)

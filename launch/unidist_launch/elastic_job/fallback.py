@@ -10,7 +10,7 @@ from typing import Protocol
 from unidist.launcher import Job
 
 
-class Run(Protocol):
+class JobRun(Protocol):
     """A run of a job, `ElasticRun`."""
 
     @property
@@ -21,7 +21,7 @@ class Run(Protocol):
         """See the job through; returns the exit code."""
 
 
-def run_elastic(job: Job, start: Callable[[Job, ExitStack], Run]) -> int:
+def run_elastic(job: Job, start: Callable[[Job, ExitStack], JobRun]) -> int:
     """Run a job, and after it the one that goes on instead, if it has come to that; returns the exit code.
 
     Args:

@@ -6,10 +6,10 @@ import contextlib
 import selectors
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from unidist.control.wire import Message
+from unidist.control.messages import HostFacts
+from unidist.jobs.liveness import StopWatch
 from unidist.jobs.network import is_loopback
 from unidist.launcher import Host
 from unidist_launch.agent.order import AgentOrder
@@ -17,6 +17,7 @@ from unidist_launch.remote.hosts import AgentProcess, AgentStarter, end_all
 
 FIRST_PAUSE_SEC = 1.0
 LONGEST_PAUSE_SEC = 60.0
+_MOST_KILLED = 3
 STEADY_SEC = 60.0
 """A host that was there for so long is no flapping one: when it is lost, pauses begin with the shortest again."""
 
@@ -36,23 +37,32 @@ class ElasticHost:
         listens_at: address at which its agent was told to listen for those of the others; "" if it was not.
         is_terminating: a scheduler takes the host back; nothing is started there any more.
         is_awaited: the agent was started by a launcher before this one, and has not come back yet.
+        stops: of the process here that leads to the present agent.
+        was_killed: the last agent was killed or stopped before it came, and did not end by itself.
     """
 
     name: str
     index: int = -1
     agent: AgentProcess | None = None
-    facts: Message | None = None
+    facts: HostFacts | None = None
     failures: int = 0
     came_at: float = 0.0
     free_at: float = 0.0
     listens_at: str = ""
     is_terminating: bool = False
     is_awaited: bool = False
+    stops: StopWatch | None = None
+    was_killed: bool = False
 
     @property
     def is_up(self) -> bool:
-        """Say whether its agent is there."""
+        """Return whether its agent is there."""
         return self.facts is not None and not self.is_terminating
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Return whether another agent would not come either: one has ended by itself, or several were killed."""
+        return bool(self.failures) and not self.is_up and (not self.was_killed or self.failures >= _MOST_KILLED)
 
 
 class ElasticHosts:
@@ -63,6 +73,7 @@ class ElasticHosts:
         order_for: returns the orders of the agent of this index.
         selector: of the launcher's loop.
         next_index: gives the next agent its index, and has the coordinator await it.
+        stopped_sec: an agent that was stopped for so long before it has come is killed.
     """
 
     def __init__(
@@ -71,11 +82,13 @@ class ElasticHosts:
         order_for: Callable[[int, AgentStarter], AgentOrder],
         selector: selectors.BaseSelector,
         next_index: Callable[[], int],
+        stopped_sec: float,
     ) -> None:
         self._starter_of = starter_of
         self._order_for = order_for
         self._selector = selector
         self._next_index = next_index
+        self._stopped_sec = stopped_sec
         self._old: list[AgentProcess] = []
         self._outside: str | None = ""  # an address of this host that others have reached; None: to be looked up
         self.by_name: dict[str, ElasticHost] = {}
@@ -101,13 +114,11 @@ class ElasticHosts:
         host.agent, host.facts, host.is_terminating = agent, None, False
         if agent.process is None:  # it comes by itself
             return
-        assert agent.process.stdin is not None
-        assert agent.process.stdout is not None
-        self._selector.register(agent.process.stdin, selectors.EVENT_WRITE, partial(self._give_order, agent))
-        self._selector.register(agent.process.stdout, selectors.EVENT_READ, partial(self._hear, agent))
+        host.stops = StopWatch(agent.process.pid)
+        agent.watch(self._selector)
 
-    def failed(self) -> list[tuple[ElasticHost, str]]:
-        """Return the hosts whose agents have ended before they came, and why."""
+    def failed(self, now: float) -> list[tuple[ElasticHost, str]]:
+        """Return the hosts whose agents have ended before they came, or were stopped, and why."""
         found = []
         for host in self.by_name.values():
             agent = host.agent
@@ -119,7 +130,12 @@ class ElasticHosts:
             elif agent.process.poll() is not None:
                 while agent.read():
                     pass
+                host.was_killed = agent.process.returncode < 0
                 found.append((host, agent.why()))
+            elif host.stops is not None and host.stops.seconds(now) > self._stopped_sec:
+                agent.process.kill()
+                host.was_killed = True
+                found.append((host, f"its agent was stopped for {self._stopped_sec:g} seconds before it came"))
         return found
 
     def lost(self, host: ElasticHost, now: float) -> None:
@@ -132,12 +148,13 @@ class ElasticHosts:
         self._outside = None
         host.free_at = now + min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2.0 ** (host.failures - 1))
 
-    def came(self, host: ElasticHost, facts: Message, now: float) -> None:
+    def came(self, host: ElasticHost, facts: HostFacts, now: float) -> None:
         """The agent of a host is there."""
         host.facts = facts
         self._outside = None
         host.listens_at = ""
         host.came_at = now
+        host.was_killed = False
         host.is_awaited = False
 
     def snapshot(self) -> list[list[str | int]]:
@@ -151,7 +168,7 @@ class ElasticHosts:
 
     @property
     def has_taken_over(self) -> bool:
-        """Say whether there are agents that are no children of this process."""
+        """Return whether there are agents that are no children of this process."""
         return any(host.index >= 0 and host.agent is None for host in self.by_name.values())
 
     def text(self, host: ElasticHost) -> str:
@@ -168,7 +185,7 @@ class ElasticHosts:
             host.agent for host in self.by_name.values() if host.agent is not None and host.facts is not None
         ]
         for agent in present:
-            self._unregister(agent)
+            agent.unwatch(self._selector)
         end_all([*present, *self._old], patient_with=patient_agents)
         self._old.clear()
         for agent in present:
@@ -182,11 +199,11 @@ class ElasticHosts:
     def address_of(self, host: ElasticHost) -> str:
         """Return the address at which the others reach a host; the launcher's own is known by what they reached."""
         assert host.facts is not None
-        address = str(host.facts["address"])
+        address = host.facts.address
         if not is_loopback(address):
             return address
         if self._outside is None:
-            reached = (str(each.facts["launcher"]) for each in self.by_name.values() if each.facts is not None)
+            reached = (each.facts.launcher for each in self.by_name.values() if each.facts is not None)
             self._outside = next((each for each in reached if not is_loopback(each)), "")
         return self._outside or address
 
@@ -197,30 +214,10 @@ class ElasticHosts:
             end_all([agent], patient_with=[])
 
     def _retire(self, agent: AgentProcess) -> None:
-        self._unregister(agent)
+        agent.unwatch(self._selector)
         if agent.process is None:
             agent.starter.dismiss(agent.host, patient=False)
             return
         with contextlib.suppress(ProcessLookupError):
             agent.process.terminate()
         self._old.append(agent)
-
-    def _unregister(self, agent: AgentProcess) -> None:
-        if agent.process is None:
-            return
-        for pipe in (agent.process.stdin, agent.process.stdout):
-            if pipe is not None and not pipe.closed and pipe.fileno() in self._selector.get_map():
-                self._selector.unregister(pipe)
-
-    def _give_order(self, agent: AgentProcess) -> None:
-        agent.write()
-        if not agent.wants_input:
-            assert agent.process is not None
-            assert agent.process.stdin is not None
-            self._selector.unregister(agent.process.stdin)
-
-    def _hear(self, agent: AgentProcess) -> None:
-        if agent.read() is None:
-            assert agent.process is not None
-            assert agent.process.stdout is not None
-            self._selector.unregister(agent.process.stdout)

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
-from unidist._version import __version__
-from unidist.errors import ConfigurationError
-from unidist.jobs.network import interface_address
 from unidist.launcher import Host, Job
-from unidist_launch.agent.order import AgentOrder, exported_variables
-from unidist_launch.elastic_job.state import Identity
+from unidist_launch.agent.order import AgentOrder
+from unidist_launch.elastic_job.state import JobIdentity
 from unidist_launch.options import hosts as host_list
-from unidist_launch.remote.hosts import AgentStarter, LocalAgents
+from unidist_launch.remote.hosts import AgentStarter, LocalAgents, order_of
 from unidist_launch.remote.ssh import SshAgents
 
 _LATER = timedelta(seconds=60)
@@ -47,7 +44,7 @@ class Orders:
         starter_of: how the agent of a host is started.
     """
 
-    def __init__(self, job: Job, identity: Identity, port: int, starter_of: StarterOf) -> None:
+    def __init__(self, job: Job, identity: JobIdentity, port: int, starter_of: StarterOf) -> None:
         self._job = job
         self._identity = identity
         self._port = port
@@ -64,29 +61,13 @@ class Orders:
             variables["UNIDIST_ORPHAN_TIMEOUT_SEC"] = f"{orphan_sec:g}"
         if limits.durable is not None:
             variables |= limits.durable.variables()
-        return AgentOrder(
-            version=__version__,
-            host=index,
+        order = order_of(
+            self._job,
+            starter,
+            index=index,
             job_id=self._identity.job_id,
-            secret=self._identity.secret.hex(),
+            secret=self._identity.secret,
             port=self._port,
-            index_variable=starter.index_variable,
-            address_variable=starter.address_variable,
-            launcher_addresses=starter.addresses or self._own_addresses(),
-            network_interfaces=self._job.network_interfaces,
-            command=self._job.command,
             env={**variables, **self._job.env},
-            exported=exported_variables() if starter.exports else {},
-            folder=os.getcwd(),
-            heartbeat_sec=self._job.heartbeat.total_seconds(),
-            connect_sec=min(10.0, self._job.start_timeout.total_seconds()),
-            is_elastic=True,
-            orphan_sec=orphan_sec,
         )
-
-    def _own_addresses(self) -> tuple[str, ...]:
-        """Return this host's address on the interface that was asked for; none if none was, or it has other names."""
-        try:
-            return (interface_address(self._job.network_interfaces),) if self._job.network_interfaces else ()
-        except ConfigurationError:
-            return ()
+        return replace(order, tells_termination=True, is_elastic=True, orphan_sec=orphan_sec)

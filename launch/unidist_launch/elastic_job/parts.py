@@ -6,35 +6,45 @@ import selectors
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from datetime import timedelta
 
+from unidist.control.codec import Message
 from unidist.control.coordinator import SILENCE_PER_HEARTBEAT
 from unidist.control.elastic.coordinator import ElasticCoordinator
 from unidist.control.elastic.host_links import HostLinks
 from unidist.control.elastic.membership import Membership, Phase
 from unidist.control.elastic.replicas import ReplicaShape
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator
-from unidist.control.key_values import KeyValues, KeyValueService, WithKeyValues
+from unidist.control.messages import End, Signal, SignalWorkers
 from unidist.control.server import ControlServer
 from unidist.control.service import Action, Service
-from unidist.control.wire import Message
-from unidist.launcher import ElasticLimits, Host, Job, ObservedWorker
+from unidist.errors import ConfigurationError
+from unidist.launcher import DurableOptions, ElasticLimits, Host, Job, ObservedWorker
 from unidist_launch.elastic_job.discovery import Discovery, HostSource
 from unidist_launch.elastic_job.hosts import ElasticHosts
 from unidist_launch.elastic_job.orders import Orders, StarterOf, by_ssh
 from unidist_launch.elastic_job.patience import Patience
 from unidist_launch.elastic_job.report import tell
 from unidist_launch.elastic_job.slots import Slots
-from unidist_launch.elastic_job.state import Identity, KeptState
+from unidist_launch.elastic_job.state import JobIdentity, KeptState
 from unidist_launch.elastic_job.workers import StartedWorkers
 from unidist_launch.observation.event_log import EventLog
 from unidist_launch.options import hosts as host_list
 from unidist_launch.output.writer import Output
 from unidist_launch.remote.ending import Ending
+from unidist_launch.side_processes.values import LauncherValues
 
 _LOOPBACK = "127.0.0.1"
-_VALUES_SEC = 10.0
 _GOODBYES_SEC = 3.0
+
+
+def _try_folder(durable: DurableOptions) -> None:
+    try:
+        durable.try_folder()
+    except OSError as exc:
+        raise ConfigurationError(
+            f"--checkpoint-dir {str(durable.folder)!r} cannot have this job's checkpoints: {exc.strerror}. Choose a "
+            "folder that can be written"
+        ) from exc
 
 
 class ElasticParts:
@@ -72,6 +82,8 @@ class ElasticParts:
         is_here = is_here and starter_of is None and source is None
         self.is_here = is_here
         """No other host can ever be among the job's."""
+        if is_here and self.limits.durable is not None:
+            _try_folder(self.limits.durable)  # elsewhere only the ranks can tell
         self.kept = None if self.limits.state_dir is None else KeptState(job, stack)
         self.generation = -1
         self.is_finishing = False
@@ -109,24 +121,26 @@ class ElasticParts:
             max_num=self.limits.max_num,
             shape=None if self.limits.mesh is None else ReplicaShape.of(self.limits.mesh),
         )
-        self._values = KeyValueService()
+        self.values = LauncherValues()
+        """That the job's processes share."""
         self.coordinator, self.server, identity = self._open_server(membership, secret)
-        self.secret = identity.secret
+        self.values.served_by(self.server, identity.secret)
         self.selector = stack.enter_context(selectors.DefaultSelector())
         orders = Orders(job, identity, self.server.port, starter_of or by_ssh(job, is_here=is_here))
         self.num_agents = 0
         """How many agents there have been; the index of the next one."""
-        self.hosts = ElasticHosts(orders.starter_of, orders.order_for, self.selector, self._next_agent)
+        silence_sec = SILENCE_PER_HEARTBEAT * job.heartbeat.total_seconds()
+        self.hosts = ElasticHosts(orders.starter_of, orders.order_for, self.selector, self._next_agent, silence_sec)
         stack.callback(self._end_state)  # after the server's thread, which may be writing it
         stack.callback(self.server.close)
         stack.callback(self._await_goodbyes)
         stack.callback(self.hosts.end)
-        stack.callback(self.tell, {"type": "end"}, None)
+        stack.callback(self.tell, End(), None)
         stack.callback(self.server.call, self._end_state)
 
     def _open_server(
         self, membership: Membership, secret: bytes | None
-    ) -> tuple[ElasticCoordinator, ControlServer, Identity]:
+    ) -> tuple[ElasticCoordinator, ControlServer, JobIdentity]:
         silence = SILENCE_PER_HEARTBEAT * self.job.heartbeat
         host = _LOOPBACK if self.is_here else ""
         if self.kept is not None:
@@ -144,27 +158,12 @@ class ElasticParts:
         coordinator = ElasticCoordinator(
             membership, heartbeat=self.job.heartbeat, silence=silence, stall=self.limits.stall
         )
-        identity = Identity.new(secret)
+        identity = JobIdentity.new(secret)
         return coordinator, ControlServer(self._served(coordinator), identity.secret, host=host), identity
 
     def _served(self, coordinator: ElasticCoordinator) -> Service:
         """Return what the control server serves: the coordinator and, if processes need them, values."""
-        return WithKeyValues(coordinator, self._values) if self.job.has_side_processes else coordinator
-
-    def keep_end(self, name: str, reason: str) -> None:
-        """Keep, for those who wait for values of a process beside the ranks, that it has ended."""
-        self.server.call(lambda: self._values.note_end(name, reason))
-
-    def connect_values(self) -> KeyValues:
-        """Connect to the values that the job's processes share."""
-        return KeyValues(
-            (_LOOPBACK, self.server.port),
-            self.secret,
-            rank=None,
-            name="the launcher",
-            served_by="it",
-            timeout=timedelta(seconds=_VALUES_SEC),
-        )
+        return self.values.beside(coordinator) if self.job.has_side_processes else coordinator
 
     def _end_state(self) -> Iterable[Action]:
         if self.kept is not None:
@@ -184,11 +183,11 @@ class ElasticParts:
 
     def signal_all(self, number: int) -> None:
         """Send a signal to all workers. Also from a signal handler."""
-        self.tell({"type": "signal", "number": number}, None)
+        self.tell(Signal(number), None)
 
     def signal_worker(self, worker: int, host: int, number: int) -> None:
         """Send a signal to one worker."""
-        self.tell({"type": "signal", "number": number, "workers": [worker]}, host)
+        self.tell(SignalWorkers(number, (worker,)), host)
 
     def label(self, seat: int, host: str) -> None:
         """Take the output of a worker of this host under the label of a seat.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from unidist.control.elastic.resumable_coordinator import Snapshot
-from unidist.control.wire import Message
+from unidist.control.messages import HostFacts
 from unidist_launch.elastic_job.ends import WorkerEnds
 from unidist_launch.elastic_job.hosts import ElasticHost
 from unidist_launch.elastic_job.parts import ElasticParts
@@ -58,11 +58,11 @@ class Resumption:
             state = kept_parts(parts)
             parts.server.call(lambda: kept.keep_launcher(state))
 
-    def welcome(self, host: ElasticHost, facts: Message) -> None:
+    def welcome(self, host: ElasticHost, facts: HostFacts) -> None:
         """An agent has come back: compare its workers with those that are known here. How some ended, it tells next."""
         parts = self._parts
-        told = {int(number): (int(seat), int(pid)) for number, seat, pid, _ in facts["workers"]}
-        ended = {int(number) for number, _, _, has_ended in facts["workers"] if has_ended}
+        told = {number: (seat, pid) for number, seat, pid, _ in facts.workers}
+        ended = {number for number, _, _, has_ended in facts.workers if has_ended}
         for number, (seat, pid) in sorted(told.items()):
             worker = parts.workers.get(number)
             if worker is None and number >= self._first_new:  # started at the last moment

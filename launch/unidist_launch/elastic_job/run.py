@@ -7,19 +7,29 @@ ended and give up when nothing gets on.
 
 from __future__ import annotations
 
-import base64
 import selectors
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from unidist.control.coordinator import HostJoined, HostLost, HostMessage
+from typing_extensions import override
+
+from unidist.control.codec import Message
 from unidist.control.elastic.coordinator import Beat, JobEvent
-from unidist.control.wire import Message
+from unidist.control.messages import (
+    End,
+    HostFacts,
+    Listen,
+    Peers,
+    Refused,
+    Terminating,
+    WorkerEnded,
+    WorkerExit,
+    WorkerStarted,
+)
 from unidist.errors import ConfigurationError
-from unidist.launcher import Job, SideProcess
+from unidist.launcher import Job
 from unidist_launch.elastic_job.discovery import HostSource
 from unidist_launch.elastic_job.ends import WorkerEnds
 from unidist_launch.elastic_job.orders import StarterOf
@@ -28,8 +38,9 @@ from unidist_launch.elastic_job.resume import Resumption
 from unidist_launch.elastic_job.supply import Supply
 from unidist_launch.observation.observation import Observation
 from unidist_launch.output.lines import Stream
+from unidist_launch.remote.agent_loop import AgentLoop
 from unidist_launch.remote.signals import ForwardedSignals
-from unidist_launch.side_processes.roster import SideReports, SideRoster, drive_to_end, start_message
+from unidist_launch.side_processes.roster import SideReports, SideRoster, drive_to_end
 
 _TURN_SEC = 0.05
 _STACKS_SEC = 0.5
@@ -39,7 +50,7 @@ _GATHERING_SEC = 1.0
 """How long hosts of a large job wait for more of them before they connect: each newcomer changes who watches whom."""
 
 
-class ElasticRun:
+class ElasticRun(AgentLoop):
     """Runs an elastic job. To be used once, from the main thread.
 
     Args:
@@ -66,28 +77,29 @@ class ElasticRun:
         self._parts = parts = ElasticParts(job, stack, starter_of, source, secret)
         self._is_lent = starter_of is not None and source is None
         self._is_taken_back = False
-        self._observation = Observation(job, parts.log, parts.output, self._signal_worker, stack)
+        self.server, self.coordinator, self.links = parts.server, parts.coordinator, parts.links
+        self.observation = Observation(job, parts.log, parts.output, self._signal_worker, stack)
         reports = SideReports(
             parts.output.message,
-            self._observation.publish,
-            self._observation.process_exited,
+            self.observation.publish,
+            self.observation.process_exited,
             parts.ending.fail,
-            parts.keep_end,
+            parts.values.keep_end,
         )
-        self._roster = SideRoster(job, self, reports, may_grow=True)
-        stack.callback(self._roster.close)
+        self.roster = SideRoster(job, self, reports, may_grow=True)
+        stack.callback(self.roster.close)
         self._placed_by: float | None = None
         self._are_hosts_new = False
-        self._peers_told: dict[int, list[list[Any]]] = {}
+        self._peers_told: dict[int, Peers] = {}
         self._connect_by: float | None = None
         self._is_concluding = False
         if job.has_side_processes:
-            self._observation.attach(self._roster, parts.connect_values)
+            self.observation.attach(self.roster, parts.values.connect)
         self._supply = Supply(self._parts)
         self._ends = WorkerEnds(self._parts)
         self._resumption = Resumption(self._parts, self._ends)
         if self._resumption.has_taken_over:
-            self._observation.resumed(parts.generation, parts.observed_workers())
+            self.observation.resumed(parts.generation, parts.observed_workers())
         has_begun = self._parts.generation >= 0
         self._deadline: float | None = None if has_begun else time.monotonic() + job.start_timeout.total_seconds()
         self._signals = stack.enter_context(ForwardedSignals(self._parts.ending.on_signal))
@@ -120,37 +132,32 @@ class ElasticRun:
             self._resumption.keep()
             self._turn()
             self._watch()
-            parts.output.show(running=len(parts.workers), state=self._observation.summary)
+            parts.output.show(running=len(parts.workers), state=self.observation.summary)
             parts.ending.advance(parts.output)
         parts.output.finish()
         code = self._conclude()
         parts.log.publish("end", exit_code=code)
         self._is_concluding = True
         drive_to_end(
-            self._roster,
+            self.roster,
             turn=self._last_turn,
-            finishing=self._observation.finishing,
+            finishing=self.observation.finishing,
             signals=parts.ending.signals,
         )
         return code
 
     # The processes beside the ranks
 
-    def start_side(self, host: int, number: int, process: SideProcess) -> None:
-        """Have an agent start a process; for the roster."""
+    def _address_of(self, host: int) -> str:
         found = self._parts.hosts.by_index(host)
         assert found is not None
-        self._parts.tell(start_message(number, process, self._parts.hosts.address_of(found)), host)
-
-    def signal_side(self, host: int, number: int, chosen: Sequence[int]) -> None:
-        """Have an agent send a signal to processes; for the roster."""
-        self._parts.tell({"type": "side_signal", "number": number, "chosen": list(chosen)}, host)
+        return self._parts.hosts.address_of(found)
 
     def _place_side_processes(self) -> None:
         """Start what waits for a host; at first when all hosts have come, or after a moment, so as to spread it."""
-        if self._roster.refused:
-            raise ConfigurationError("; ".join(self._roster.refused))
-        if self._roster.is_empty:
+        if self.roster.refused:
+            raise ConfigurationError("; ".join(self.roster.refused))
+        if self.roster.is_empty:
             return
         parts, now = self._parts, time.monotonic()
         usable = [host for host in parts.hosts.present() if host.is_up and parts.slots.num_on(host.name)]
@@ -159,13 +166,13 @@ class ElasticRun:
         self._placed_by = self._placed_by or now + _SPREADING_SEC
         are_all_there = all(host.is_up or host.failures for host in parts.hosts.by_name.values())
         if are_all_there or now >= self._placed_by:
-            self._roster.place([host.index for host in usable])
+            self.roster.place([host.index for host in usable])
 
     def _last_turn(self) -> None:
         self._place_side_processes()
         self._turn()
-        self._observation.turn()
-        self._parts.output.show(running=0, state=self._observation.summary)
+        self.observation.turn()
+        self._parts.output.show(running=0, state=self.observation.summary)
 
     # The end
 
@@ -193,78 +200,66 @@ class ElasticRun:
 
     def _turn(self) -> None:
         """Wait for the next event and deal with it."""
-        parts, now = self._parts, time.monotonic()
-        due = [parts.output.deadline(), *parts.ending.deadlines(), parts.slots.next_free(now)]
-        waits = [at - now for at in due if at is not None and at > now]
-        for key, _ in parts.selector.select(max(0.0, min([_TURN_SEC, *waits]))):
+        parts = self._parts
+        next_free = parts.slots.next_free(time.monotonic())
+        for key in parts.ending.wait(parts.selector, parts.output, _TURN_SEC, next_free):
             key.data()
         self._ends.next_round()
-        for event in parts.server.take_events():
-            if isinstance(event, JobEvent):
-                self._note(event.kind, event.fields)
-            elif isinstance(event, Beat):
-                self._note_commits(event)
-                self._observation.beat(event.worker, event.step_times)
-            elif isinstance(event, HostJoined):
-                self._welcome(event.host, event.facts)
-            elif isinstance(event, HostMessage):
-                self._hear_host(event.host, event.message)
-            elif isinstance(event, HostLost):
-                self._lose_host(event.host, event.reason)
+        self.take_events()
         self._connect_hosts()
-        self._roster.turn()
+        self.roster.turn()
 
-    def _welcome(self, index: int, facts: Message) -> None:
+    @override
+    def _hear_coordinator(self, event: object) -> None:
+        if isinstance(event, JobEvent):
+            self._note(event.kind, event.fields)
+        elif isinstance(event, Beat):
+            self._note_commits(event)
+            self.observation.beat(event.worker, vars(event.step_times))
+
+    def _welcome(self, index: int, facts: HostFacts) -> None:
         parts = self._parts
         host = parts.hosts.by_index(index)
         if host is None:
-            parts.tell({"type": "end"}, index)  # nobody knows it any more
+            parts.tell(End(), index)  # nobody knows it any more
         else:
             is_back = host.is_awaited
             parts.hosts.came(host, facts, time.monotonic())
-            told = {"address": facts["address"], "cores": facts["cores"]}
-            parts.log.publish("host_joined", host=host.name, index=index, **told)
+            parts.log.publish("host_joined", host=host.name, index=index, address=facts.address, cores=facts.cores)
             if is_back:
                 self._resumption.welcome(host, facts)
             self._are_hosts_new = True
-            if facts.get("terminating"):
+            if facts.terminating:
                 self._terminate_host(index)
 
-    def _hear_host(self, index: int, message: Message) -> None:
-        parts, kind = self._parts, message["type"]
-        if (num_bytes := self._roster.hear(message)) is not None:
-            if num_bytes:
-                parts.tell({"type": "taken", "bytes": num_bytes}, index)
-        elif kind == "output":
-            data = base64.b64decode(message["data"])
-            if data:
-                parts.output.feed(int(message["rank"]), Stream(message["stream"]), data)
-                parts.workers.wrote(int(message["rank"]), Stream(message["stream"]), data)
-            parts.tell({"type": "taken", "bytes": len(data)}, index)
-        elif kind == "started":
-            worker = parts.workers.get(int(message["worker"]))
-            if worker is not None:
-                worker.pid = int(message["pid"])
-                parts.log.publish("process", worker=worker.number, seat=worker.seat, pid=worker.pid)
-        elif kind == "progress":
-            for worker, report in message["reports"]:
-                self._observation.progressed(int(worker), report)
-        elif kind == "ended":
-            number = int(message["worker"])
-            parts.server.call(lambda: parts.coordinator.process_ended(number, now=time.monotonic()))
-        elif kind == "exit":
-            self._ends.end_worker(int(message["worker"]), int(message["returncode"]))
-        elif kind == "listening":
-            parts.links.listens(index, int(message["port"]))
-            self._are_hosts_new = True
-        elif kind == "link":
-            reached, silent_sec = bool(message["reached"]), float(message["silent_sec"])
-            parts.links.told(index, int(message["peer"]), reached=reached, silent_sec=silent_sec, now=time.monotonic())
-        elif kind == "refused":
-            host = parts.hosts.by_index(index)
-            raise ConfigurationError(f"host {host.name if host else index}: {message['text']}")
-        elif kind == "terminating":
-            self._terminate_host(index)
+    @override
+    def _hear_of_ranks(self, index: int, message: Message) -> None:
+        parts = self._parts
+        match message:
+            case WorkerStarted(number, pid):
+                worker = parts.workers.get(number)
+                if worker is not None:
+                    worker.pid = pid
+                    parts.log.publish("process", worker=number, seat=worker.seat, pid=pid)
+            case WorkerEnded(number):
+                parts.server.call(lambda: parts.coordinator.process_ended(number, now=time.monotonic()))
+            case WorkerExit(number, _, returncode):
+                self._ends.end_worker(number, returncode)
+            case Refused(text):
+                host = parts.hosts.by_index(index)
+                raise ConfigurationError(f"host {host.name if host else index}: {text}")
+            case Terminating():
+                self._terminate_host(index)
+            case _:
+                super()._hear_of_ranks(index, message)
+
+    def _printed(self, seat: int, stream: Stream, data: bytes) -> None:
+        if data:
+            self._parts.output.feed(seat, stream, data)
+            self._parts.workers.wrote(seat, stream, data)
+
+    def _listens(self, host: int, port: int) -> None:
+        self._are_hosts_new = True
 
     def _terminate_host(self, index: int) -> None:
         parts = self._parts
@@ -272,7 +267,7 @@ class ElasticRun:
         if host is not None and not host.is_terminating:
             host.is_terminating = True
             parts.log.publish("host_terminating", host=host.name)
-            self._roster.vacate(index)
+            self.roster.vacate(index)
             for worker in parts.workers.of_host(index):
                 parts.retire(worker.number)
             # Those without an agent are as little the job's any more: what takes them back has nobody there to tell.
@@ -293,7 +288,7 @@ class ElasticRun:
         parts.hosts.lost(host, time.monotonic())
         for worker in parts.workers.of_host(index):
             self._ends.end_worker(worker.number, 1, host_lost=text)
-        self._roster.host_lost(index, reason)
+        self.roster.host_lost(index, reason)
 
     # Hosts that do not reach each other
 
@@ -310,7 +305,7 @@ class ElasticRun:
             address = parts.hosts.address_of(host)
             if host.listens_at != address:
                 host.listens_at = address
-                parts.tell({"type": "listen", "address": address}, host.index)
+                parts.tell(Listen(address), host.index)
         started = [host.index for host in parts.hosts.by_name.values() if host.index >= 0]
         if parts.links.is_gathering(started):
             self._connect_by = self._connect_by or now + _GATHERING_SEC
@@ -318,15 +313,17 @@ class ElasticRun:
                 return
         self._are_hosts_new, self._connect_by = False, None
         listens_at = {host.index: host.listens_at for host in present}
-        told: dict[int, list[list[Any]]] = {}
+        told: dict[int, Peers] = {}
         for index in listens_at:
-            peers = told[index] = [
-                [peer, listens_at[peer], parts.links.port(peer)]
-                for peer in parts.links.peers(index)
-                if peer in listens_at
-            ]
-            if peers != self._peers_told.get(index, []):
-                parts.tell({"type": "peers", "peers": peers}, index)
+            told[index] = Peers(
+                tuple(
+                    (peer, listens_at[peer], parts.links.port(peer))
+                    for peer in parts.links.peers(index)
+                    if peer in listens_at
+                )
+            )
+            if told[index] != self._peers_told.get(index, Peers(())):
+                parts.tell(told[index], index)
         self._peers_told = told
 
     def _leave_out(self, now: float) -> None:
@@ -374,6 +371,7 @@ class ElasticRun:
             worker.is_leaving = worker.has_left = True
         elif kind == "hung" and worker is not None:
             # Its stacks first, if it still can show them; then it is killed.
+            worker.is_hung = True
             worker.kill_at = now + _STACKS_SEC
             parts.signal_worker(worker.number, worker.host, signal.SIGUSR2)
 
@@ -402,11 +400,11 @@ class ElasticRun:
         parts.hosts.reap()
         self._ends.turn(now)
         self._leave_out(now)
-        self._observation.turn()
-        for host, why in parts.hosts.failed():
+        self.observation.turn()
+        for host, why in parts.hosts.failed(now):
             parts.log.publish("host_failed", host=host.name, reason=why)
             parts.hosts.lost(host, now)
-            none_came = all(each.failures and not each.is_up for each in parts.hosts.by_name.values())
+            none_came = all(each.is_hopeless for each in parts.hosts.by_name.values())
             if none_came and parts.generation < 0 and parts.discovery is None:
                 raise ConfigurationError(f"host {host.name}: {why}")
         for worker in parts.workers:

@@ -27,7 +27,7 @@ TAKEN_BACK_PAUSE_SEC = 2.0
 
 
 @dataclass
-class Slot:
+class WorkerSlot:
     """A place for one worker.
 
     Args:
@@ -50,12 +50,12 @@ class Slot:
 
     @property
     def is_spare(self) -> bool:
-        """Say whether it is one beside those that the host offers."""
+        """Return whether it is one beside those that the host offers."""
         return self.number < 0
 
     @property
     def is_given_up(self) -> bool:
-        """Say whether its budget is spent."""
+        """Return whether its budget is spent."""
         return self.failures >= MAX_FAILURES
 
 
@@ -71,7 +71,7 @@ class Slots:
         self._num_spare = num_spare
         self._at_once = cooldown is None
         self._shortest, self._longest = cooldown or (FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC)
-        self._slots: list[Slot] = []
+        self._slots: list[WorkerSlot] = []
         self._num_on: Counter[str] = Counter()
 
     def offer(self, hosts: Sequence[Host]) -> list[int]:
@@ -86,7 +86,7 @@ class Slots:
         for key, slot in known.items():
             slot.is_gone = key not in offered
             slot.was_taken_back = slot.worker is not None and (slot.was_taken_back or slot.is_gone)
-        kept = [known[key] if key in known else Slot(*key) for key in ordered]
+        kept = [known[key] if key in known else WorkerSlot(*key) for key in ordered]
         self._slots = kept + [slot for slot in self._slots if slot.is_gone]
         self._num_on = Counter(slot.host for slot in kept if not slot.is_spare)
         return [slot.worker for slot in self._slots if slot.is_gone and slot.worker is not None]
@@ -119,7 +119,7 @@ class Slots:
         """Return how many slots a host offers, without spare ones."""
         return self._num_on[host]
 
-    def free(self, now: float, limit: int) -> list[Slot]:
+    def free(self, now: float, limit: int) -> list[WorkerSlot]:
         """Return the slots to start workers in now, so that at most `limit` run; spare slots come last."""
         free = [
             slot
@@ -160,7 +160,7 @@ class Slots:
         for host, number, worker, failures in kept:
             slot = known.get((str(host), int(number)))
             if slot is None:  # not offered, or not yet
-                slot = Slot(str(host), int(number), is_gone=True)
+                slot = WorkerSlot(str(host), int(number), is_gone=True)
                 self._slots.append(slot)
             slot.worker, slot.failures = worker, int(failures)
 
@@ -173,11 +173,11 @@ class Slots:
         if slot is not None:
             slot.worker = worker
 
-    def slot_of(self, worker: int) -> Slot | None:
+    def slot_of(self, worker: int) -> WorkerSlot | None:
         """Return the slot of a worker."""
         return next((slot for slot in self._slots if slot.worker == worker), None)
 
-    def failed(self, worker: int, now: float, *, was_useful: bool) -> Slot | None:
+    def failed(self, worker: int, now: float, *, was_useful: bool) -> WorkerSlot | None:
         """A worker has failed; its slot pauses, the longer the more often that happened before."""
         slot = self.slot_of(worker)
         if slot is None:

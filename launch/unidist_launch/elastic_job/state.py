@@ -20,8 +20,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from unidist._version import __version__
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
+from unidist.control.messages import RELEASE
 from unidist.control.server import ControlServer
 from unidist.control.service import Action, Service
 from unidist.errors import ConfigurationError
@@ -30,7 +30,7 @@ from unidist_launch.elastic_job.state_dir import StateDir, damaged
 
 
 @dataclass(frozen=True)
-class Identity:
+class JobIdentity:
     """By what a job's processes know each other.
 
     Args:
@@ -44,7 +44,7 @@ class Identity:
     port: int = 0
 
     @classmethod
-    def new(cls, secret: bytes | None = None) -> Identity:
+    def new(cls, secret: bytes | None = None) -> JobIdentity:
         """Return that of a new job, with a secret that its processes know already, or with a new one."""
         return cls(secret or secrets.token_bytes(32), secrets.token_hex(8))
 
@@ -74,7 +74,7 @@ class KeptState:
         self._has_ended = False
         self._coordinator: ResumableCoordinator | None = None
         self._job = {
-            "version": __version__,
+            "version": RELEASE,
             "command": list(job.command),
             "folder": os.getcwd(),
             "num_proc": job.num_proc,
@@ -85,7 +85,7 @@ class KeptState:
         }
         self._state: dict[str, Any] = {}
         self.found = self._folder.read()
-        self.identity = Identity.new() if self.found is None else self._identity(self.found)
+        self.identity = JobIdentity.new() if self.found is None else self._identity(self.found)
 
     def open_server(
         self, coordinator: ResumableCoordinator, service: Service, *, host: str, now: float
@@ -161,10 +161,10 @@ class KeptState:
                 "launcher dies, no other can take its place"
             )
 
-    def _identity(self, found: dict[str, Any]) -> Identity:
+    def _identity(self, found: dict[str, Any]) -> JobIdentity:
         try:
             theirs, known = found["job"], found["identity"]
-            identity = Identity(bytes.fromhex(known["secret"]), str(known["job_id"]), int(known["port"]))
+            identity = JobIdentity(bytes.fromhex(known["secret"]), str(known["job_id"]), int(known["port"]))
             differing = [name for name, value in self._job.items() if theirs[name] != value]
         except (KeyError, TypeError, ValueError):
             raise damaged(self._folder.path) from None
@@ -178,4 +178,4 @@ class KeptState:
         return identity
 
 
-__all__ = ["Identity", "KeptState"]
+__all__ = ["JobIdentity", "KeptState"]

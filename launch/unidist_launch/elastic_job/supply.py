@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from unidist.control.messages import StartWorker
 from unidist.errors import ConfigurationError
 from unidist.topology import Topology
 from unidist_launch.elastic_job.hosts import ElasticHost
@@ -113,16 +114,15 @@ class Supply:
         is_known = is_first and parts.is_here
         place = Topology(seat, parts.job.num_proc, seat, parts.job.num_proc) if is_known else Topology()
         parts.tell(
-            {
-                "type": "start_worker",
-                "worker": number,
-                "seat": seat,
-                "slots": parts.slots.num_on(host.name),
-                "place": list(vars(place).values()),
-                "address": parts.hosts.address_of(host),
-                "master": parts.hosts.address_of(host),
-                "values": parts.job.has_side_processes,
-            },
+            StartWorker(
+                worker=number,
+                seat=seat,
+                slots=parts.slots.num_on(host.name),
+                place=place,
+                address=parts.hosts.address_of(host),
+                master=parts.hosts.address_of(host),
+                values=parts.job.has_side_processes,
+            ),
             index,
         )
         return number

@@ -25,6 +25,7 @@ class StartedWorker:
         num_commits: how many it has made, as far as it has told.
         is_leaving: it was asked to go, or has said that it goes.
         has_left: it was let go.
+        is_hung: the others go on without it, and it is killed.
         kill_at: when it is to be killed, because it hangs, or was asked to end and has not.
         last_bytes: the last byte that it wrote, by stream.
     """
@@ -39,6 +40,7 @@ class StartedWorker:
     num_commits: int = 0
     is_leaving: bool = False
     has_left: bool = False
+    is_hung: bool = False
     kill_at: float | None = None
     last_bytes: dict[Stream, bytes] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """Horovod's ways to start ranks, its command line and `horovod.run`, on those of unidist.
 
 Both end in the command `unidist launch`. `rank` and `launcher` are the programs of the processes that `run` starts.
-Imports `options` and the command line.
+Imports `options` and the root.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Builds Horovod for the installed frameworks: sources, wheel and cache. Imports no other folder."""
+"""Builds Horovod for the installed frameworks: sources, wheel and cache. Imports `display`."""

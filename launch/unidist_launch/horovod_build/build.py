@@ -85,7 +85,7 @@ class Wanted:
         return " and ".join(f"{name} {version}" for name, version in named if version)
 
     def is_met_by(self, installed: str) -> bool:
-        """Say whether an installed version is what is wanted, with or without more than that."""
+        """Return whether an installed version is what is wanted, with or without more than that."""
         extras = {"mpi", "nccl"}
         found, wanted = installed.split("."), self.version.split(".")
         return set(wanted) <= set(found) and [part for part in found if part not in extras] == [

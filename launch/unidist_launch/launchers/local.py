@@ -12,16 +12,16 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import NamedTuple
 
-from unidist.control.key_values import KeyValues, KeyValueService
+from typing_extensions import override
+
 from unidist.control.server import ControlServer
 from unidist.engine import Availability
 from unidist.errors import ConfigurationError
 from unidist.jobs import tf_config
-from unidist.jobs.processes import HostShare, LocalProcesses, describe_exit, free_ports, watch_exit
+from unidist.jobs.processes import HostShare, LocalProcesses, free_ports, watch_exit
 from unidist.jobs.side_processes import SideProcesses
 from unidist.launcher import Job, Launcher, SideProcess, StartsSideProcesses
 from unidist.settings.environment import Settings
@@ -32,9 +32,11 @@ from unidist_launch.output.lines import Stream
 from unidist_launch.output.writer import Output
 from unidist_launch.remote.ending import Ending
 from unidist_launch.remote.failure import RankExit
+from unidist_launch.remote.fixed_ranks import FixedRanks
 from unidist_launch.remote.signals import ForwardedSignals
 from unidist_launch.side_processes.host import SideHost
-from unidist_launch.side_processes.roster import SideReports, SideRoster, drive_to_end
+from unidist_launch.side_processes.roster import SideReports, SideRoster
+from unidist_launch.side_processes.values import LauncherValues
 
 _EXIT_CHECK_SEC = 0.05
 _LAST_OUTPUT_SEC = 1.0
@@ -43,7 +45,6 @@ _MAX_READS = 256  # 16 MiB at once: more than a pipe holds, so only a process th
 
 
 _LOOPBACK = "127.0.0.1"
-_VALUES_SEC = 10.0
 
 
 class LocalLauncher(Launcher, StartsSideProcesses):
@@ -76,31 +77,32 @@ class _Pipe(NamedTuple):
     stream: Stream
 
 
-class _Run:
+class _Run(FixedRanks):
     """One run of a job: a loop over pipes, exits and signals, without threads."""
 
     def __init__(self, job: Job, stack: ExitStack) -> None:
-        self._job = job
+        self.job = job
         self._stack = stack
         self._round = 0
-        self._ending = Ending(
+        self.ending = Ending(
             job.grace_period,
             signal_ranks=self._signal_ranks,
             host_of=lambda _: socket.gethostname(),
             outlives_ranks=job.outlives_ranks,
         )
         self._selector = stack.enter_context(selectors.DefaultSelector())
-        self._output = stack.enter_context(Output.of_job(job, give_up=lambda: self._ending.is_overdue))
-        self._events = FixedJobEvents(job, self._output, self._signal_rank, stack)
+        self.output = stack.enter_context(Output.of_job(job, give_up=lambda: self.ending.is_overdue))
+        self.events = FixedJobEvents(job, self.output, self._signal_rank, stack)
         self._reports_at = 0.0
         self._secret = secrets.token_bytes(32)
         self._side: SideHost | None = None
         self._server: ControlServer | None = None
-        self._values = KeyValueService()
+        values = LauncherValues()
         variables = {}
         if job.has_side_processes:
-            self._server = ControlServer(self._values, self._secret, host=_LOOPBACK)
+            self._server = ControlServer(values.service, self._secret, host=_LOOPBACK)
             stack.callback(self._server.close)
+            values.served_by(self._server, self._secret)
             variables["UNIDIST_JOB_VALUES"] = f"{_LOOPBACK}:{self._server.port}"
         places = tuple(Topology(rank, job.num_proc, rank, job.num_proc) for rank in range(job.num_proc))
         self._cluster = _tf_cluster(job)
@@ -110,14 +112,14 @@ class _Run:
             LocalProcesses(job.num_proc, env=job.env, die_with_thread=True, share=share)
         )
         reports = SideReports(
-            self._output.message,
-            self._events.observation.publish,
-            self._events.observation.process_exited,
-            self._ending.fail,
-            self._keep_end,
+            self.output.message,
+            self.events.observation.publish,
+            self.events.observation.process_exited,
+            self.ending.fail,
+            values.keep_end,
         )
-        self._roster = SideRoster(job, self, reports)
-        stack.callback(self._roster.close)
+        self.roster = SideRoster(job, self, reports)
+        stack.callback(self.roster.close)
         if self._server is not None:
             self._side = SideHost(
                 SideProcesses(
@@ -128,13 +130,13 @@ class _Run:
                     values=variables["UNIDIST_JOB_VALUES"],
                     die_with_thread=True,
                 ),
-                self._roster,
+                self.roster,
                 heartbeat_sec=job.heartbeat.total_seconds(),
             )
             stack.callback(self._side.close)
             self._selector.register(self._side, selectors.EVENT_READ, self._side.read)
-            self._events.observation.attach(self._roster, self._connect_values)
-        self._signals = stack.enter_context(ForwardedSignals(self._ending.on_signal))
+            self.events.observation.attach(self.roster, values.connect)
+        self._signals = stack.enter_context(ForwardedSignals(self.ending.on_signal))
 
     def run(self) -> int:
         self._selector.register(self._signals.wakeup_fd, selectors.EVENT_READ, self._signals.drain)
@@ -143,35 +145,27 @@ class _Run:
         if self._side is not None and self._server is not None:
             self._side.allow_threads()
             self._server.start()  # what has connected meanwhile waits in its socket
-        while len(self._ending.exits) < len(self._processes.processes) and not self._ending.is_hopeless:
-            self._wait()
-            self._round += 1
-            self._collect_exits()
-            self._look_after_side_processes()
-            self._read_reports()
-            self._events.turn()
-            running = len(self._processes.processes) - len(self._ending.exits)
-            self._output.show(running=running, state=self._events.summary)
-            self._ending.advance(self._output)
+        while len(self.ending.exits) < len(self._processes.processes) and not self.ending.is_hopeless:
+            self.turn()
+            self.show()
         self._processes.close()  # also what ranks left in the background, which would keep the pipes open
         self._read_to_end()
-        code = self._ending.conclude(self._output)
-        self._events.ended(code)
-        drive_to_end(
-            self._roster,
-            turn=self._last_turn,
-            finishing=self._events.observation.finishing,
-            signals=self._ending.signals,
-        )
+        code = self.conclude()
         if code == 0:
             self._warn_of_strategy_without_effect()
         return code
 
-    # The processes beside the ranks
+    @override
+    def turn(self) -> None:
+        self._wait()
+        self._round += 1
+        self._collect_exits()
+        if self._side is not None:
+            self._side.collect()
+            self.roster.turn()
+        self._read_reports()
 
-    def _keep_end(self, name: str, reason: str) -> None:
-        if self._server is not None:
-            self._server.call(lambda: self._values.note_end(name, reason))
+    # The processes beside the ranks
 
     def start_side(self, host: int, number: int, process: SideProcess) -> None:
         """Start a process; for the roster."""
@@ -186,41 +180,19 @@ class _Run:
         self._side.signal(number, chosen)
 
     def _start_side_processes(self) -> None:
-        self._roster.check_hosts(1)
-        self._roster.place([0])
-        if self._roster.refused:
-            raise ConfigurationError("; ".join(self._roster.refused))
-
-    def _look_after_side_processes(self) -> None:
-        if self._side is not None:
-            self._side.collect()
-            self._roster.turn()
-
-    def _last_turn(self) -> None:
-        self._wait()
-        self._look_after_side_processes()
-        self._events.turn()
-        self._output.show(running=0, state=self._events.summary)
-
-    def _connect_values(self) -> KeyValues:
-        assert self._server is not None
-        return KeyValues(
-            (_LOOPBACK, self._server.port),
-            self._secret,
-            rank=None,
-            name="the launcher",
-            served_by="it",
-            timeout=timedelta(seconds=_VALUES_SEC),
-        )
+        self.roster.check_hosts(1)
+        self.roster.place([0])
+        if self.roster.refused:
+            raise ConfigurationError("; ".join(self.roster.refused))
 
     # The ranks
 
     def _warn_of_strategy_without_effect(self) -> None:
-        strategy = Settings.read({**os.environ, **self._job.env}).strategy
+        strategy = Settings.read({**os.environ, **self.job.env}).strategy
         if strategy and not self._processes.num_initialized:
-            self._output.message(
+            self.output.message(
                 f"unidist: warning: --strategy {strategy} had no effect: no rank has called init(), so each of the "
-                f"{self._job.num_proc} processes ran alone. Call it in the script: `import unidist.torch as ud` (or "
+                f"{self.job.num_proc} processes ran alone. Call it in the script: `import unidist.torch as ud` (or "
                 "unidist.tensorflow, unidist.keras), `ud.init()`, and `ud.distribute(model, optimizer)`"
             )
 
@@ -231,17 +203,17 @@ class _Run:
             self._tell_reports()
 
     def _tell_reports(self) -> None:
-        self._events.progressed(self._processes.new_reports())
+        self.events.progressed(self._processes.new_reports())
 
     def _start(self) -> None:
         cores = len(os.sched_getaffinity(0))
-        self._events.host_joined(0, socket.gethostname(), address="127.0.0.1", cores=cores)
-        for rank in range(self._job.num_proc):
-            if self._ending.has_begun:
+        self.events.host_joined(0, socket.gethostname(), address="127.0.0.1", cores=cores)
+        for rank in range(self.job.num_proc):
+            if self.ending.has_begun:
                 return  # a signal came meanwhile
             stdin = None if rank == 0 else subprocess.DEVNULL
             process = self._processes.start(
-                self._job.command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                self.job.command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             for stream, file in ((Stream.STDOUT, process.stdout), (Stream.STDERR, process.stderr)):
                 assert file is not None
@@ -253,16 +225,14 @@ class _Run:
                 self._stack.callback(os.close, exit_fd)
                 # Stays readable once the process has ended: it has done its work when it has woken the loop.
                 self._selector.register(exit_fd, selectors.EVENT_READ, partial(self._selector.unregister, exit_fd))
-            self._events.started(0, {rank: process.pid})
-            if self._job.verbose:
-                self._output.message(f"unidist: rank {rank} is process {process.pid}")
-        self._events.complete(self._job.num_proc)
+            self.events.started(0, {rank: process.pid})
+            if self.job.verbose:
+                self.output.message(f"unidist: rank {rank} is process {process.pid}")
+        self.events.complete(self.job.num_proc)
 
     def _wait(self) -> None:
         """Wait for the next event, and read what there is to read."""
-        now = time.monotonic()
-        due = [at for at in (self._output.deadline(), *self._ending.deadlines()) if at is not None and at > now]
-        for key, _ in self._selector.select(max(0.0, min([now + _EXIT_CHECK_SEC, *due]) - now)):
+        for key in self.ending.wait(self._selector, self.output, _EXIT_CHECK_SEC):
             if isinstance(key.data, _Pipe):
                 self._read(key.fd, key.data)
             else:
@@ -276,11 +246,11 @@ class _Run:
             return False
         if not data:
             self._selector.unregister(fd)
-        self._output.feed(pipe.rank, pipe.stream, data)
+        self.output.feed(pipe.rank, pipe.stream, data)
         return bool(data)
 
     def _collect_exits(self) -> None:
-        seen = {end.rank for end in self._ending.exits}
+        seen = {end.rank for end in self.ending.exits}
         for rank, process in enumerate(self._processes.processes):
             if rank in seen or process.poll() is None:
                 continue
@@ -289,15 +259,10 @@ class _Run:
                     if not self._read(key.fd, key.data):
                         break
             self._tell_reports()  # its last one, before observers hear of its end
-            tail = self._output.stderr_tail(rank)
-            end = RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self._ending.has_begun)
-            is_lost = self._ending.note(end)
-            self._events.exited(rank, process.pid, process.returncode)
-            if is_lost:
-                self._output.message(f"unidist: rank {rank} is lost ({end.reason}); the others go on without it")
-                self._events.rank_lost(rank, end.reason)
-            if self._job.verbose:
-                self._output.message(f"unidist: rank {rank} ended: {describe_exit(end.returncode)}")
+            tail = self.output.stderr_tail(rank)
+            self.note_exit(
+                RankExit(rank, process.pid, process.returncode, self._round, tail, signalled=self.ending.has_begun)
+            )
 
     def _pipes(self, rank: int | None = None) -> list[selectors.SelectorKey]:
         keys = self._selector.get_map().values()

@@ -1,6 +1,6 @@
 """The options of `unidist launch`: their meaning, their other sources (a file, Horovod's names), and checks.
 
-Plugins add options (`observer_options`, `plugin_options`). Imports `display` alone of this package.
+Plugins add options (`observer_options`, `plugin_options`). Imports `display` and the root.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ UNKNOWN_IS_WARNED = "warn of unknown options in files"
 """The `obj` of a context of click in whose files unknown options are no errors: horovodrun overlooks them."""
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """Kind of value that an option takes, and that a file must have for it."""
 
     TEXT = "a text or a number"
@@ -23,7 +23,9 @@ class Kind(StrEnum):
     ENVIRONMENT = "a table of names and values, or a list of KEY=VALUE"
 
 
-def read(file: Path, options: Mapping[str, Kind], *, warn: Callable[[str], object] | None = None) -> dict[str, Any]:
+def read(
+    file: Path, options: Mapping[str, ValueKind], *, warn: Callable[[str], object] | None = None
+) -> dict[str, Any]:
     """Return the options in a YAML or TOML file by option name, as the command line would give them.
 
     Names may be written with dashes or underscores. Texts and numbers become str, flags bool, lists tuples.
@@ -86,13 +88,13 @@ def _flags(file: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigurationError(f"{file}: {exc}") from exc
 
 
-def _convert(value: Any, kind: Kind) -> Any:
+def _convert(value: Any, kind: ValueKind) -> Any:
     """Return the value as the command line would give it; None if it is not of this kind."""
-    if kind is Kind.FLAG:
+    if kind is ValueKind.FLAG:
         return value if isinstance(value, bool) else None
-    if kind is Kind.ENVIRONMENT and isinstance(value, dict):
+    if kind is ValueKind.ENVIRONMENT and isinstance(value, dict):
         return tuple(f"{key}={text}" for key, item in value.items() if (text := _text(item)) is not None)
-    if kind in (Kind.LIST, Kind.ENVIRONMENT):
+    if kind in (ValueKind.LIST, ValueKind.ENVIRONMENT):
         items = value if isinstance(value, list) else [value]
         return tuple(items) if all(isinstance(item, str) for item in items) else None
     return _text(value)

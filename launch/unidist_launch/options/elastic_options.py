@@ -88,7 +88,7 @@ OPTIONS: tuple[Decorator, ...] = (
         "--step-timeout",
         type=_SECONDS,
         metavar="SECONDS",
-        help="A rank hangs if it takes no step for longer, while others have (default: never).",
+        help="A rank hangs if it takes no step for longer, while others have or wait for it (default: never).",
     ),
     _option(
         "--event-log",
@@ -141,7 +141,7 @@ def only_for_elastic_jobs(name: str) -> ConfigurationError:
 
 
 def is_elastic(options: Mapping[str, Any]) -> bool:
-    """Say whether the options ask for an elastic job.
+    """Return whether the options ask for an elastic job.
 
     Raises:
         ConfigurationError: there are options that only an elastic job has a use for, and it is none.

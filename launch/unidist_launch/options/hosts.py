@@ -92,7 +92,7 @@ def places(hosts: Sequence[Host]) -> list[tuple[Topology, ...]]:
 
 
 def is_local(host: Host) -> bool:
-    """Say whether a name is one of this host's own."""
+    """Return whether a name is one of this host's own."""
     return host.name in own_names()
 
 

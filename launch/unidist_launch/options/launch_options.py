@@ -14,8 +14,9 @@ import click
 from unidist.settings.environment import LOG_LEVELS
 from unidist_launch.display.grouped_help import GroupedOption
 from unidist_launch.options import completion, config_file, elastic_options
-from unidist_launch.options.config_file import Kind
+from unidist_launch.options.config_file import ValueKind
 from unidist_launch.options.numbers import Real, Seconds, Whole
+from unidist_launch.options.strategy_options import SPREAD
 
 _SECONDS = Seconds()
 _SECONDS_OR_ZERO = Seconds(zero=True)
@@ -23,7 +24,6 @@ _NOT_IN_FILE = frozenset({"config", "module", "help", "check_build", "version"})
 
 _JOB = "The job"
 _HOSTS = "Hosts"
-_SPREAD = "How training is spread"
 _LIMITS = "Time limits"
 _OUTPUT = "What is shown and kept"
 _TUNING = "Tuning of named operations"
@@ -52,15 +52,15 @@ def _warn(text: str) -> None:
     click.echo(f"unidist: warning: {text}", err=True)
 
 
-def _file_options(ctx: click.Context) -> dict[str, tuple[str, Kind]]:
+def _file_options(ctx: click.Context) -> dict[str, tuple[str, ValueKind]]:
     """Return parameter name and kind by option name, for every option that may stand in a file."""
-    options: dict[str, tuple[str, Kind]] = {}
+    options: dict[str, tuple[str, ValueKind]] = {}
     for parameter in ctx.command.get_params(ctx):
         if not isinstance(parameter, click.Option) or parameter.name in _NOT_IN_FILE:
             continue
-        kind = Kind.FLAG if parameter.is_flag else Kind.LIST if parameter.multiple else Kind.TEXT
+        kind = ValueKind.FLAG if parameter.is_flag else ValueKind.LIST if parameter.multiple else ValueKind.TEXT
         for name in (opt.removeprefix("--") for opt in parameter.opts if opt.startswith("--")):
-            options[name] = (parameter.name or name, Kind.ENVIRONMENT if name == "env" else kind)
+            options[name] = (parameter.name or name, ValueKind.ENVIRONMENT if name == "env" else kind)
     return options
 
 
@@ -133,40 +133,33 @@ OPTIONS: tuple[Decorator, ...] = (
     _option(_JOB, "-m", "--module", is_flag=True, help="COMMAND is a module, as in python -m."),
     *elastic_options.OPTIONS,
     _option(
-        _SPREAD,
+        SPREAD,
         "--strategy",
         metavar="LINE",
         shell_complete=completion.strategies,
         help="How training is spread: NAME=VALUE:OPTION=VALUE,NAME=... (default: data).",
     ),
     _option(
-        _SPREAD,
-        "--servers",
-        type=Whole(min=0),
-        metavar="N",
-        help="Server processes beside the ranks, of a strategy that has them (parameter_server).",
-    ),
-    _option(
-        _SPREAD,
+        SPREAD,
         "--verify",
         metavar="WHEN",
         help="Compare the distributed model with the script's own: first, every=N or off (default: first).",
     ),
     _option(
-        _SPREAD,
+        SPREAD,
         "--engine",
         metavar="NAME",
         shell_complete=completion.engines,
         help="What moves the data (default: auto).",
     ),
     _option(
-        _SPREAD,
+        SPREAD,
         "--allreduce-algorithm",
         metavar="NAME",
         help="naive, ring, tree or butterfly (default: the engine's own).",
     ),
     _option(
-        _SPREAD,
+        SPREAD,
         "--network-interfaces",
         "network_interfaces",
         aliases=("--network-interface",),
@@ -174,9 +167,9 @@ OPTIONS: tuple[Decorator, ...] = (
         metavar="NAMES",
         help="Network interfaces to use, between hosts and by engines, with commas or repeated.",
     ),
-    _option(_SPREAD, "--tcp", is_flag=True, help="NCCL uses TCP, not InfiniBand."),
+    _option(SPREAD, "--tcp", is_flag=True, help="NCCL uses TCP, not InfiniBand."),
     _option(
-        _SPREAD,
+        SPREAD,
         "--tls/--no-tls",
         default=None,
         help="Encrypt data between hosts, by the engine tcp; output of ranks and control messages are not.",

@@ -1,4 +1,4 @@
-"""Options of `unidist launch` that observers of jobs bring, and the observers that they ask for."""
+"""Options of `unidist launch` that plugins bring, and the observers that they ask for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from unidist.runtime.plugin_manager import PluginManager
 from unidist_launch.display.grouped_help import GroupedCommand
 from unidist_launch.observers import ObserverSpec
 from unidist_launch.options.plugin_options import load_plugins, without_clashes
+from unidist_launch.options.strategy_options import strategy_options
 
 _MANAGER = "unidist.plugin_manager"
 _SPECS = "unidist.observers"
+_OF_STRATEGIES = "unidist.strategy_options"
 
 
 class ObservedCommand(GroupedCommand):
-    """A command that also has the options of all observers that plugins register."""
+    """A command that also has the options of the strategies and observers that plugins register."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the options; plugins that `-p no:NAME` switches off are not even imported for it."""
@@ -26,12 +28,13 @@ class ObservedCommand(GroupedCommand):
         return super().parse_args(ctx, args)
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return the parameters of this command, then those of observers."""
+        """Return the parameters of this command, then those of strategies and of observers."""
         own = super().get_params(ctx)
         if _SPECS not in ctx.meta:
             manager = ctx.meta.get(_MANAGER) or load_plugins()
-            ctx.meta[_SPECS] = list(without_clashes(manager, ObserverSpec, own))
-        return [*own, *(option for spec in ctx.meta[_SPECS] for option in spec.options)]
+            ctx.meta[_OF_STRATEGIES] = strategy_options(manager)
+            ctx.meta[_SPECS] = list(without_clashes(manager, ObserverSpec, [*own, *ctx.meta[_OF_STRATEGIES]]))
+        return [*own, *ctx.meta[_OF_STRATEGIES], *(option for spec in ctx.meta[_SPECS] for option in spec.options)]
 
 
 def loaded(ctx: click.Context, disabled: Iterable[str]) -> PluginManager:

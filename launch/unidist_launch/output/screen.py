@@ -55,7 +55,7 @@ class Screen:
 
     @property
     def is_live(self) -> bool:
-        """Say whether a live line can be shown."""
+        """Return whether a live line can be shown."""
         return Stream.STDERR in self._terminals and os.environ.get("TERM") != "dumb"
 
     def line(self, folded: Folded) -> None:
@@ -193,5 +193,5 @@ def _dropped_line(stream: Stream, num_lines: int) -> bytes:
 
 
 def is_broken_pipe(error: OSError) -> bool:
-    """Say whether the reader of our output went away, as `head` does."""
+    """Return whether the reader of our output went away, as `head` does."""
     return error.errno == errno.EPIPE

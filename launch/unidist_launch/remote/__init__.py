@@ -1,7 +1,8 @@
 """Jobs whose ranks are started by agents, a fixed number on known hosts.
 
 `RemoteRun` is the loop; an `AgentStarter` says how agents are started, by ssh or by a scheduler. Also the end of a
-job: signals, grace periods, and the rank to blame. Imports `agent`, `options` and `output`.
+job: signals, grace periods, and the rank to blame. Imports `agent`, `observation`, `options`,
+`output` and `side_processes`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import selectors
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -54,17 +55,17 @@ class Ending:
 
     @property
     def has_begun(self) -> bool:
-        """Say whether the ranks have been told to end."""
+        """Return whether the ranks have been told to end."""
         return self._kill_at is not None
 
     @property
     def is_overdue(self) -> bool:
-        """Say whether the ranks have had the time to end by themselves."""
+        """Return whether the ranks have had the time to end by themselves."""
         return self._kill_at is not None and time.monotonic() >= self._kill_at
 
     @property
     def is_hopeless(self) -> bool:
-        """Say whether a rank hangs in the kernel, where even SIGKILL does not reach it."""
+        """Return whether a rank hangs in the kernel, where even SIGKILL does not reach it."""
         return self._kill_at is not None and time.monotonic() >= self._kill_at + _HOPELESS_SEC
 
     def note(self, end: RankExit) -> bool:
@@ -81,6 +82,21 @@ class Ending:
         """Return the times at which `advance` has something to do, past ones left out."""
         now = time.monotonic()
         return [at for at in (self._decide_at, self._kill_at) if at is not None and at > now]
+
+    def wait(
+        self, selector: selectors.BaseSelector, output: Output, longest_sec: float, *also: float | None
+    ) -> list[selectors.SelectorKey]:
+        """Wait until something is ready, and return that; no longer than until the next deadline.
+
+        Args:
+            selector: of the launcher's loop.
+            output: its deadline counts, too.
+            longest_sec: longest wait.
+            also: other deadlines.
+        """
+        now = time.monotonic()
+        due = [at for at in (output.deadline(), *self.deadlines(), *also) if at is not None and at > now]
+        return [key for key, _ in selector.select(max(0.0, min([longest_sec, *(at - now for at in due)])))]
 
     def on_signal(self, number: int) -> None:
         """The launcher got a signal: the ranks get it too; a second SIGINT kills. Also in a signal handler."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import selectors
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 from typing_extensions import override
 
+from unidist.control.messages import RELEASE
+from unidist.errors import ConfigurationError
+from unidist.jobs.network import interface_address
 from unidist.jobs.processes import parent_death_signal
-from unidist.launcher import Host
+from unidist.launcher import Host, Job
 from unidist_launch.agent.agent import ERROR_MARK
-from unidist_launch.agent.order import AgentOrder
+from unidist_launch.agent.order import AgentOrder, exported_variables
 
 _LEAVE_SEC = 3.0
 _MAX_TEXT_BYTES = 64 << 10
@@ -150,13 +155,28 @@ class AgentProcess:
         os.set_blocking(self.process.stdout.fileno(), False)
         os.set_blocking(self.process.stdin.fileno(), False)
 
-    @property
-    def wants_input(self) -> bool:
-        """Say whether a part of its orders has yet to be written."""
-        return bool(self._order)
+    def watch(self, selector: selectors.BaseSelector, show: Callable[[bytes], None] = lambda data: None) -> None:
+        """Have a loop, which calls the data of what is ready, write the orders and read what the command writes.
 
-    def write(self) -> None:
-        """Write more of its orders, as far as the pipe takes them."""
+        Args:
+            selector: of the loop.
+            show: called with what the command has written: nothing unless there is a problem, or a banner.
+        """
+        if self.leader is not None or self.process is None:
+            return
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        selector.register(self.process.stdin, selectors.EVENT_WRITE, partial(self._write, selector))
+        selector.register(self.process.stdout, selectors.EVENT_READ, partial(self._show, selector, show))
+
+    def unwatch(self, selector: selectors.BaseSelector) -> None:
+        """Take back `watch`. Idempotent."""
+        for pipe in () if self.process is None else (self.process.stdin, self.process.stdout):
+            if pipe is not None and not pipe.closed and pipe.fileno() in selector.get_map():
+                selector.unregister(pipe)
+
+    def _write(self, selector: selectors.BaseSelector) -> None:
+        """Write more of the orders, as far as the pipe takes them."""
         assert self.process is not None
         assert self.process.stdin is not None
         try:
@@ -165,6 +185,17 @@ class AgentProcess:
             return
         except OSError:
             self._order = b""  # it has ended; its exit code tells
+        if not self._order:
+            selector.unregister(self.process.stdin)
+
+    def _show(self, selector: selectors.BaseSelector, show: Callable[[bytes], None]) -> None:
+        data = self.read()
+        if data is not None:
+            show(data)
+            return
+        assert self.process is not None
+        assert self.process.stdout is not None
+        selector.unregister(self.process.stdout)
 
     def read(self) -> bytes | None:
         """Return what the command wrote since the last call, None at its end; the last part is kept in `text`."""
@@ -205,6 +236,49 @@ def end_all(agents: Sequence[AgentProcess], *, patient_with: Sequence[AgentProce
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
+
+
+def order_of(
+    job: Job, starter: AgentStarter, *, index: int, job_id: str, secret: bytes, port: int, env: Mapping[str, str]
+) -> AgentOrder:
+    """Return the orders of an agent of a job.
+
+    Args:
+        job: the job.
+        starter: how the agent is started.
+        index: of the agent.
+        job_id: random name of the job.
+        secret: the job's.
+        port: of the control server.
+        env: the variables of ranks.
+    """
+    return AgentOrder(
+        version=RELEASE,
+        host=index,
+        job_id=job_id,
+        secret=secret.hex(),
+        port=port,
+        index_variable=starter.index_variable,
+        indices=dict(starter.indices),
+        tells_termination=starter.tells_termination,
+        address_variable=starter.address_variable,
+        launcher_addresses=starter.addresses or _own_addresses(job),
+        network_interfaces=job.network_interfaces,
+        command=job.command,
+        env=dict(env),
+        exported=exported_variables() if starter.exports else {},
+        folder=os.getcwd(),
+        heartbeat_sec=job.heartbeat.total_seconds(),
+        connect_sec=min(10.0, job.start_timeout.total_seconds()),
+    )
+
+
+def _own_addresses(job: Job) -> tuple[str, ...]:
+    """Return this host's address on the interface that was asked for; none if none was, or it has other names."""
+    try:
+        return (interface_address(job.network_interfaces),) if job.network_interfaces else ()
+    except ConfigurationError:
+        return ()
 
 
 def agent_command() -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class SideHost:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether none runs."""
+        """Return whether none runs."""
         return not self._running
 
     def start(self, number: int, process: SideProcess) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
+from unidist.control.codec import Message
+from unidist.control.messages import SideExit, SideOutput, SideRefused, SideStarted
 from unidist.errors import ConfigurationError
 from unidist.jobs.processes import describe_exit
 from unidist.launcher import Job, SideProcess
@@ -21,18 +22,6 @@ HOST_LOST = 255
 """Return codes of processes that could not be started, and of those whose host was lost."""
 
 _HOPELESS_SEC = 10.0
-
-
-def start_message(number: int, process: SideProcess, address: str) -> dict[str, Any]:
-    """Return the message that makes an agent start a process.
-
-    Args:
-        number: of the process.
-        process: to start.
-        address: at which other hosts reach the agent's.
-    """
-    wanted = {**vars(process), "env": dict(process.env)}
-    return {"type": "side_start", "number": number, "process": wanted, "address": address}
 
 
 class SideHosts(Protocol):
@@ -130,12 +119,12 @@ class SideRoster:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether there are none that run or are to be started, and observers know of all ends."""
+        """Return whether there are none that run or are to be started, and observers know of all ends."""
         return not self._sides and not self._ended
 
     @property
     def is_hopeless(self) -> bool:
-        """Say whether one hangs in the kernel, where even SIGKILL does not reach it."""
+        """Return whether one hangs in the kernel, where even SIGKILL does not reach it."""
         now = time.monotonic()
         return any(side.kill_at is not None and now > side.kill_at + _HOPELESS_SEC for side in self._sides.values())
 
@@ -285,24 +274,23 @@ class SideRoster:
         for side in [side for side in self._sides.values() if side.host == host]:
             self.end(side.number)
 
-    def hear(self, message: Mapping[str, Any]) -> int | None:
+    def hear(self, message: Message) -> int | None:
         """Take the message of an agent; returns the number of bytes of output that it has, or None if it is another's.
 
-        These are what `SideHost` tells its listener: `side_started`, `side_refused`, `side_output`, `side_exit`.
+        These are what `SideHost` tells its listener.
         """
-        kind = message["type"]
-        if kind == "side_output":
-            data = base64.b64decode(message["data"])
-            self.side_printed(int(message["number"]), data)
-            return len(data)
-        if kind == "side_started":
-            self.side_started(int(message["number"]), int(message["pid"]))
-        elif kind == "side_refused":
-            self.side_refused(int(message["number"]), str(message["text"]))
-        elif kind == "side_exit":
-            self.side_ended(int(message["number"]), int(message["returncode"]))
-        else:
-            return None
+        match message:
+            case SideOutput(number, data):
+                self.side_printed(number, data)
+                return len(data)
+            case SideStarted(number, pid):
+                self.side_started(number, pid)
+            case SideRefused(number, text):
+                self.side_refused(number, text)
+            case SideExit(number, returncode):
+                self.side_ended(number, returncode)
+            case _:
+                return None
         return 0
 
     # Inside
@@ -401,4 +389,4 @@ def drive_to_end(
         roster.turn()
 
 
-__all__ = ["HOST_LOST", "NOT_STARTED", "SideHosts", "SideReports", "SideRoster", "drive_to_end", "start_message"]
+__all__ = ["HOST_LOST", "NOT_STARTED", "SideHosts", "SideReports", "SideRoster", "drive_to_end"]

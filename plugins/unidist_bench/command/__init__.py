@@ -1,6 +1,6 @@
 """The command `unidist bench`: its options, and the table, file and plot that come of it.
 
-Imports `measurement`, for the order that it gives to the ranks, and the root.
+Imports `measurement` and the root.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from unidist_launch.display import GroupedOption
 from unidist_launch.options.numbers import Real, Whole
 
 if TYPE_CHECKING:
-    from unidist_bench.measurement.order import Order
+    from unidist_bench.measurement.order import MeasurementOrder
     from unidist_bench.results import Results
 
 _PROGRAM = "unidist_bench.measurement.program"
@@ -199,14 +199,14 @@ def _sizes(min_bytes: int, max_bytes: int, factor: float | None, step_bytes: int
     return Sizes(min_bytes, max_bytes, 2.0 if factor is None else factor, step_bytes)
 
 
-def _order(collectives: tuple[str, ...], sizes: Sizes, options: dict[str, Any]) -> Order:
+def _order(collectives: tuple[str, ...], sizes: Sizes, options: dict[str, Any]) -> MeasurementOrder:
     """Return the order, and take what says it out of the options.
 
     Raises:
         ConfigurationError: what is asked for does not go together, or is not installed.
     """
     from unidist_bench.collectives import TRAITS, parse
-    from unidist_bench.measurement.order import Order
+    from unidist_bench.measurement.order import MeasurementOrder
 
     found = parse(collectives)
     own = ("root", "in_place", "memory", "named", "warmup", "iterations", "inner", "check")
@@ -224,7 +224,9 @@ def _order(collectives: tuple[str, ...], sizes: Sizes, options: dict[str, Any]) 
         raise ConfigurationError(f"--in-place: {listed} cannot work in place")
     if taken["named"] and not any(TRAITS[each].can_be_named for each in found):
         raise ConfigurationError(f"--named: {listed} has no named operation; leave --named out")
-    return Order(found, sizes, dtype=DType(dtype), op=_OPS[op], beside=_peers(options.pop("beside")), **taken)
+    return MeasurementOrder(
+        found, sizes, dtype=DType(dtype), op=_OPS[op], beside=_peers(options.pop("beside")), **taken
+    )
 
 
 def _peers(given: tuple[str, ...]) -> tuple[str, ...]:
@@ -243,7 +245,7 @@ def _peers(given: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _starts_by_mpirun(order: Order, options: Mapping[str, Any]) -> bool:
+def _starts_by_mpirun(order: MeasurementOrder, options: Mapping[str, Any]) -> bool:
     return "mpi" in (*order.beside, options["engine"] or os.environ.get("UNIDIST_ENGINE"))
 
 

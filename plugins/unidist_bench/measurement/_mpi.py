@@ -12,7 +12,7 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import ConfigurationError, UsageError
 from unidist_bench.collectives import Collective
-from unidist_bench.measurement.interface import Call, Side
+from unidist_bench.measurement.interface import MeasuredCall, Side
 
 VERSION = MPI.Get_library_version().partition(",")[0].strip("\0 ")
 _TYPES = {
@@ -55,7 +55,7 @@ class MpiSide(Side):
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
 
     @override
-    def operation(self, call: Call) -> Callable[[], object]:
+    def operation(self, call: MeasuredCall) -> Callable[[], object]:
         comm, target = self._comm, _message(call.target)
         source: Any = MPI.IN_PLACE if call.in_place else _message(call.source)
         op = (_TRUTH if call.source.dtype is DType.BOOL else _OPS)[call.op]
@@ -88,7 +88,7 @@ class MpiSide(Side):
         self._comm.Free()
 
 
-def _messages(comm: MPI.Intracomm, call: Call) -> Callable[[], object]:
+def _messages(comm: MPI.Intracomm, call: MeasuredCall) -> Callable[[], object]:
     partner, source, target = call.partner, _message(call.source), _message(call.target)
     if partner is None:
         return lambda: None

@@ -18,7 +18,7 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator, ReduceOp
 from unidist.negotiation import gather_objects
 from unidist_bench.collectives import Collective
-from unidist_bench.measurement.interface import Call, Side
+from unidist_bench.measurement.interface import MeasuredCall, Side
 
 VERSION = f"torch {torch.__version__}"
 _OPS: dict[ReduceOp, Any] = {
@@ -65,7 +65,7 @@ class GlooSide(Side):
         )
 
     @override
-    def operation(self, call: Call) -> Callable[[], object]:
+    def operation(self, call: MeasuredCall) -> Callable[[], object]:
         source, target = _tensor(call.source), _tensor(call.target)
         in_place, reduction = call.in_place, _OPS[call.op]
         match call.collective:
@@ -91,7 +91,7 @@ class GlooSide(Side):
         dist.destroy_process_group()
 
 
-def _messages(call: Call, source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
+def _messages(call: MeasuredCall, source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
     partner = call.partner
     if partner is None:
         return lambda: None

@@ -8,7 +8,7 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
 from unidist_bench import pattern
 from unidist_bench.collectives import TRAITS, Collective
-from unidist_bench.measurement.interface import Call
+from unidist_bench.measurement.interface import MeasuredCall
 
 
 def make_call(
@@ -22,7 +22,7 @@ def make_call(
     rank: int,
     size: int,
     in_place: bool,
-) -> Call:
+) -> MeasuredCall:
     """Return a call whose buffers are at the beginning of the areas.
 
     Args:
@@ -38,7 +38,7 @@ def make_call(
     """
     if not TRAITS[collective].has_data:
         nothing = Buffer(0, 0, DType.UINT8)
-        return Call(collective, nothing, nothing, op, root, rank, size)
+        return MeasuredCall(collective, nothing, nothing, op, root, rank, size)
     whole = areas[0].slice(0, count * dtype.itemsize).cast(dtype)
     other = whole if in_place else areas[1].slice(0, count * dtype.itemsize).cast(dtype)
     piece = count // size
@@ -47,10 +47,10 @@ def make_call(
         source = whole.slice(rank * piece if in_place else 0, piece)
     elif collective is Collective.REDUCESCATTER:
         target = other.slice(rank * piece if in_place else 0, piece)
-    return Call(collective, source, target, op, root, rank, size)
+    return MeasuredCall(collective, source, target, op, root, rank, size)
 
 
-def prepare(call: Call) -> None:
+def prepare(call: MeasuredCall) -> None:
     """Fill the source with this rank's pattern, and the rest of the target with what no result is."""
     dtype, rank, size = call.source.dtype, call.rank, call.size
     pattern.spoil(call.target)
@@ -66,7 +66,7 @@ def prepare(call: Call) -> None:
                 pattern.fill(piece, pattern.values_of(rank * size + other, size, dtype))
 
 
-def count_wrong(call: Call) -> int:
+def count_wrong(call: MeasuredCall) -> int:
     """Return how many elements of this rank's target are not what they must be, after `prepare` and one call."""
     dtype, rank, size = call.target.dtype, call.rank, call.size
     match call.collective:

@@ -12,7 +12,7 @@ from unidist_bench.collectives import Collective
 
 
 @dataclass(frozen=True)
-class Call:
+class MeasuredCall:
     """A call to measure. Buffers are host memory, and stay where they are.
 
     Args:
@@ -50,7 +50,7 @@ class Side(ABC):
     """Runs calls. Made on every rank at the same point; all methods are called by all ranks in the same order."""
 
     @abstractmethod
-    def operation(self, call: Call) -> Callable[[], object]:
+    def operation(self, call: MeasuredCall) -> Callable[[], object]:
         """Return what runs the call, and returns when it is complete on this rank.
 
         Raises:

@@ -16,7 +16,7 @@ PEERS = ("gloo", "mpi")
 
 
 @dataclass(frozen=True)
-class Order:
+class MeasurementOrder:
     """Measure these collectives over these sizes.
 
     Args:
@@ -54,7 +54,7 @@ class Order:
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, found: Mapping[str, Any]) -> Order:
+    def from_plain(cls, found: Mapping[str, Any]) -> MeasurementOrder:
         """Return the order again."""
         return cls(
             **{
@@ -68,7 +68,7 @@ class Order:
         )
 
     def works_in_place(self, collective: Collective) -> bool:
-        """Say whether a collective is measured in place."""
+        """Return whether a collective is measured in place."""
         traits = TRAITS[collective]
         if traits.only_in_place:
             return True

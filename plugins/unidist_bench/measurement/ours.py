@@ -10,7 +10,7 @@ from unidist.communicator import Communicator
 from unidist.errors import UsageError
 from unidist.negotiation import NamedOperations, OperationKind, Request
 from unidist_bench.collectives import Collective
-from unidist_bench.measurement.interface import Call, Side
+from unidist_bench.measurement.interface import MeasuredCall, Side
 
 
 class CommunicatorSide(Side):
@@ -24,7 +24,7 @@ class CommunicatorSide(Side):
         self._communicator = communicator
 
     @override
-    def operation(self, call: Call) -> Callable[[], object]:
+    def operation(self, call: MeasuredCall) -> Callable[[], object]:
         comm, source, target = self._communicator, call.source, call.target
         if source.dtype not in comm.capabilities.dtypes:
             raise UsageError(f"{comm.description} does not move {source.dtype}")
@@ -45,7 +45,7 @@ class CommunicatorSide(Side):
             case Collective.SENDRECV:
                 return self._messages(call)
 
-    def _messages(self, call: Call) -> Callable[[], object]:
+    def _messages(self, call: MeasuredCall) -> Callable[[], object]:
         comm, partner = self._communicator, call.partner
         if partner is None:
             return lambda: None
@@ -76,11 +76,11 @@ class NamedSide(Side):
         self._operations = operations
 
     @override
-    def operation(self, call: Call) -> Callable[[], object]:
+    def operation(self, call: MeasuredCall) -> Callable[[], object]:
         make, submit = self._request(call), self._operations.submit
         return lambda: submit(make()).wait()
 
-    def _request(self, call: Call) -> Callable[[], Request]:
+    def _request(self, call: MeasuredCall) -> Callable[[], Request]:
         source, target = call.source, call.target
         name, shape = f"bench {call.collective}", (source.count,)
         match call.collective:

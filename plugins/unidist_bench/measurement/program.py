@@ -26,12 +26,12 @@ from unidist.negotiation import gather_objects
 from unidist.runtime import Context, context
 from unidist_bench.collectives import TRAITS, Collective
 from unidist_bench.measurement.data import count_wrong, make_call, prepare
-from unidist_bench.measurement.interface import Call, Side
-from unidist_bench.measurement.order import Order
+from unidist_bench.measurement.interface import MeasuredCall, Side
+from unidist_bench.measurement.order import MeasurementOrder
 from unidist_bench.measurement.ours import CommunicatorSide, NamedSide
 from unidist_bench.results import NAMED, OURS, Results, Row, Series
 from unidist_bench.statistics import Figures
-from unidist_bench.turns import Durations, Meeting, take_turns
+from unidist_bench.turns import BenchmarkRanks, Durations, take_turns
 from unidist_launch.display import machine
 
 MARK = "unidist-bench "
@@ -45,7 +45,7 @@ class RefusedError(Exception):
 
 def main() -> None:
     """Carry out the order of the command line."""
-    order = Order.from_plain(json.loads(sys.argv[1]))
+    order = MeasurementOrder.from_plain(json.loads(sys.argv[1]))
     running = context.init()
     try:
         with ExitStack() as stack:
@@ -79,14 +79,14 @@ class _Measurement:
         stack: closes what was opened.
     """
 
-    def __init__(self, running: Context, order: Order, stack: ExitStack) -> None:
+    def __init__(self, running: Context, order: MeasurementOrder, stack: ExitStack) -> None:
         self._running = running
         self._order = order
         self._stack = stack
         self._rank, self._size = running.topology.rank, running.topology.world_size
         self._comm = running.duplicate_world()  # not one of those that are measured
         stack.callback(self._comm.close)
-        self._meeting = Meeting(lambda: self._comm.barrier().wait(), self._all_durations)
+        self._meeting = BenchmarkRanks(lambda: self._comm.barrier().wait(), self._all_durations)
         self._beside: dict[str, str] = {}
         self._sides: dict[str, Side] = {}
         self._areas: dict[str, list[Buffer]] = {}
@@ -189,7 +189,7 @@ class _Measurement:
                     what += f" with {self._order.op}"
                 self._agreed(what, once)
 
-    def _once(self, name: str, call: Call) -> None:
+    def _once(self, name: str, call: MeasuredCall) -> None:
         self._sides[name].operation(call)()
 
     def _series(self, collective: Collective) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -214,7 +214,7 @@ class _Measurement:
         }
         return Row(num_bytes, count, figures)
 
-    def _count_wrong(self, call: Call, run: Callable[[], object]) -> int | None:
+    def _count_wrong(self, call: MeasuredCall, run: Callable[[], object]) -> int | None:
         """Return the wrong elements of all ranks after one call; None: not checked."""
         if not self._order.check or not TRAITS[call.collective].has_data:
             return None
@@ -227,7 +227,7 @@ class _Measurement:
     def _names(self, collective: Collective) -> list[str]:
         return [name for name in self._sides if name != NAMED or TRAITS[collective].can_be_named]
 
-    def _call(self, collective: Collective, side: str, count: int) -> Call:
+    def _call(self, collective: Collective, side: str, count: int) -> MeasuredCall:
         return make_call(
             collective,
             self._areas[side],

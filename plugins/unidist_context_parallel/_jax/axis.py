@@ -37,7 +37,7 @@ class JaxAxis:
     Attributes:
         rank: of this rank on the axis.
         size: ranks on the axis; 1 without the strategy.
-        exchange: how attention gets the keys and values of other ranks, see `Context`.
+        exchange: how attention gets the keys and values of other ranks, see `ContextParallel`.
     """
 
     exchange = "ring"

@@ -12,14 +12,14 @@ from unidist_context_parallel.binding import ContextBinding
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_context_parallel.strategy import Context
+    from unidist_context_parallel.strategy import ContextParallel
 
 
 class JaxContext(ContextBinding):
     """See `ContextBinding`."""
 
     @override
-    def partition(self, strategy: Context, model: Any, context: RuntimeAPI) -> Any:
+    def partition(self, strategy: ContextParallel, model: Any, context: RuntimeAPI) -> Any:
         asked = f"context={strategy.size}"
         if type(model).__module__.partition(".")[0] == "keras":
             raise ConfigurationError(

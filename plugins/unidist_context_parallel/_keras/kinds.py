@@ -43,7 +43,7 @@ _OPERATIONS = frozenset(
 )  # fmt: skip
 
 
-class Kind(Enum):
+class InputKind(Enum):
     """The inputs that a layer receives."""
 
     TOKENS = "some tokens, each by itself"
@@ -52,7 +52,7 @@ class Kind(Enum):
     ALL = "all tokens"
 
 
-def kind_of(operation: Any, node: Any) -> Kind:
+def kind_of(operation: Any, node: Any) -> InputKind:
     """Return the kind of an operation of a graph.
 
     Args:
@@ -60,12 +60,12 @@ def kind_of(operation: Any, node: Any) -> Kind:
         node: of the graph, with what it is called with.
     """
     if isinstance(operation, ATTENTIONS):
-        return Kind.ATTENTION if _attends_by_tokens(operation, node) else Kind.ALL
+        return InputKind.ATTENTION if _attends_by_tokens(operation, node) else InputKind.ALL
     if _by_token(operation, node):
-        return Kind.TOKENS
+        return InputKind.TOKENS
     if isinstance(operation, keras.layers.Layer) and any(True for _ in operation._flatten_layers(include_self=False)):
-        return Kind.COMPOSITE if _is_followed(operation, node) else Kind.ALL
-    return Kind.ALL
+        return InputKind.COMPOSITE if _is_followed(operation, node) else InputKind.ALL
+    return InputKind.ALL
 
 
 def _attends_by_tokens(layer: Any, node: Any) -> bool:
@@ -108,7 +108,7 @@ def _by_token(operation: Any, node: Any) -> bool:
 
 
 def _is_followed(layer: Any, node: Any) -> bool:
-    """Say whether all that a layer made of layers does is known, and its call depends on no length."""
+    """Return whether all that a layer made of layers does is known, and its call depends on no length."""
     if isinstance(layer, keras.Sequential):
         return layer._functional is not None and _are_followed(layer._functional)
     if isinstance(layer, keras.Model):
@@ -148,10 +148,10 @@ def _allow_lengths(graph: Any) -> None:
 
 
 def _are_followed(graph: Any) -> bool:
-    """Say whether all layers of a graph get some tokens, and use no tables besides."""
+    """Return whether all layers of a graph get some tokens, and use no tables besides."""
     nodes = [node for nodes in graph._nodes_by_depth.values() for node in nodes if not node.is_input]
     return all(
-        kind_of(node.operation, node) is not Kind.ALL
+        kind_of(node.operation, node) is not InputKind.ALL
         and all(
             isinstance(each, keras.KerasTensor) or len(getattr(each, "shape", ())) < 2
             for each in keras.tree.flatten((node.arguments.args, node.arguments.kwargs))
@@ -187,7 +187,7 @@ def _signature(layer: Any, node: Any, length: int, other: int) -> list[str] | No
         if history is None or history.operation is None:
             return None  # made of nothing that was given
         inner = history.operation._inbound_nodes[history.node_index]
-        if kind_of(history.operation, inner) is Kind.ALL:
+        if kind_of(history.operation, inner) is InputKind.ALL:
             return None
         for each in keras.tree.flatten((inner.arguments.args, inner.arguments.kwargs)):
             if isinstance(each, keras.KerasTensor):

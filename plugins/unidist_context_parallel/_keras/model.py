@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unidist_context_parallel._keras.attention.axis import KerasAxis
 from unidist_context_parallel._keras.attention.layers import divided
-from unidist_context_parallel._keras.kinds import Kind
+from unidist_context_parallel._keras.kinds import InputKind
 
 _SEQUENCES = ("query", "value", "key", "query_mask", "value_mask", "key_mask")
 _ARGUMENTS = (*_SEQUENCES, "attention_mask", "return_attention_scores", "training", "use_causal_mask")
@@ -34,7 +34,7 @@ class DividedFunction:
     """Methods added to the class of a Functional model. Never instantiated; see `divide_function`."""
 
     unidist_axis: KerasAxis
-    unidist_kinds: Mapping[int, Kind]
+    unidist_kinds: Mapping[int, InputKind]
 
     def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, call_fn: Any = None) -> Any:
         run = super()._run_through_graph  # type: ignore[misc]  # of a Functional model
@@ -42,18 +42,18 @@ class DividedFunction:
             return run(inputs, operation_fn=operation_fn, call_fn=call_fn)
 
         def wrapped(operation: Any) -> Callable[..., Any]:
-            kind = self.unidist_kinds.get(id(operation), Kind.ALL)
+            kind = self.unidist_kinds.get(id(operation), InputKind.ALL)
             return lambda *args, **kwargs: self._unidist_step(operation, kind, operation_fn(operation), args, kwargs)
 
         outputs = run(inputs, operation_fn=wrapped)
         return keras.tree.map_structure(self._unidist_whole, outputs)
 
-    def _unidist_step(self, operation: Any, kind: Kind, call: Any, args: Any, kwargs: Any) -> Any:
-        if kind is Kind.ATTENTION:
+    def _unidist_step(self, operation: Any, kind: InputKind, call: Any, args: Any, kwargs: Any) -> Any:
+        if kind is InputKind.ATTENTION:
             return self._unidist_attention(call, {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs})
         leaves = keras.tree.flatten((args, kwargs))
         found = [each.tokens for each in leaves if isinstance(each, Rows)]
-        if kind is Kind.ALL or len(set(found)) > 1:
+        if kind is InputKind.ALL or len(set(found)) > 1:
             args, kwargs = keras.tree.map_structure(self._unidist_whole, (args, kwargs))
             return call(*args, **kwargs)
         tokens = found[0] if found else _starts(operation, leaves)
@@ -114,7 +114,7 @@ def _starts(operation: Any, leaves: list[Any]) -> int | None:
     return next(iter(lengths)) if len(lengths) == 1 and None not in lengths else None
 
 
-def divide_function(function: Any, axis: KerasAxis, kinds: Mapping[int, Kind]) -> None:
+def divide_function(function: Any, axis: KerasAxis, kinds: Mapping[int, InputKind]) -> None:
     """Let a Functional model run with divided tokens."""
     plain = type(function)
     if not issubclass(plain, DividedFunction):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import inspect
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +21,11 @@ from unidist_context_parallel._torch.divided.tensor import SequenceTensor
 from unidist_context_parallel.binding import ContextBinding
 from unidist_context_parallel.layout.sequence import zigzag
 from unidist_torch.memory import memory_kind
-from unidist_torch.models import ChangesInputs, PartOfInputs
+from unidist_torch.models import ChangesInputs, PartOfInputs, leave_out
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_context_parallel.strategy import Context
+    from unidist_context_parallel.strategy import ContextParallel
 
 _TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "pixel_values")
 """Arguments that are divided before others, if a model is called by keyword (Hugging Face's names)."""
@@ -34,8 +35,7 @@ class TorchContext(ContextBinding):
     """See `ContextBinding`."""
 
     @override
-    def partition(self, strategy: Context, model: nn.Module, context: RuntimeAPI) -> nn.Module:
-        """See `ContextBinding.partition`."""
+    def partition(self, strategy: ContextParallel, model: nn.Module, context: RuntimeAPI) -> nn.Module:
         assert rules.__all__, "importing them registers the rules"
         for name, module in model.named_modules():
             if module._compiled_call_impl is not None or "_orig_mod" in module._modules:
@@ -50,7 +50,15 @@ class TorchContext(ContextBinding):
         _synchronize_generators(axis)
         dim = _sequence_dim(model) if strategy.dim is None else strategy.dim
         model.register_forward_pre_hook(DividedInputs(strategy, axis, dim), with_kwargs=True)
+        leave_out(model, _without_hook, copies=False)
         return model
+
+
+def _without_hook(state: dict[str, Any]) -> None:
+    hooks = state["_forward_pre_hooks"]
+    kept = [number for number, hook in hooks.items() if not isinstance(hook, DividedInputs)]
+    for name in ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"):
+        state[name] = OrderedDict((number, state[name][number]) for number in kept if number in state[name])
 
 
 class DividedInputs(ChangesInputs):
@@ -62,7 +70,7 @@ class DividedInputs(ChangesInputs):
         dim: of the sequence in them; None: 0 of floating-point tensors (tokens, batch, width), else 1.
     """
 
-    def __init__(self, strategy: Context, axis: ContextAxis, dim: int | None) -> None:
+    def __init__(self, strategy: ContextParallel, axis: ContextAxis, dim: int | None) -> None:
         self._strategy = strategy
         self._axis = axis
         self._dim = dim

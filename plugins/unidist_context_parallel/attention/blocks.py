@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unidist_context_parallel.attention.arrays import Array, ArrayFunctions
-from unidist_context_parallel.layout.blocks import Part, row_tiles, tiles
+from unidist_context_parallel.layout.blocks import BlockPart, row_tiles, tiles
 from unidist_context_parallel.layout.sequence import SequenceLayout
 
 TILE = 1024
@@ -141,7 +141,7 @@ class BlockAttention:
             sums.append(f.where(sees, f.where(sees, rows.largest, 0.0) + f.log(total), np.inf))
         return f.concatenate(outputs, 3), f.concatenate(sums, 3)
 
-    def _part(self, scores: Array, v: Array, part: Part, number: int) -> _Rows:
+    def _part(self, scores: Array, v: Array, part: BlockPart, number: int) -> _Rows:
         f = self.functions
         largest = f.max(scores, -1)
         weights = f.exp(scores - self._finite(largest))
@@ -228,7 +228,7 @@ class BlockAttention:
 
     # Scores
 
-    def _scores(self, q: Array, k: Array, index: int, part: Part, owner: int) -> Array:
+    def _scores(self, q: Array, k: Array, index: int, part: BlockPart, owner: int) -> Array:
         """Return the scores of a part, -inf where a query does not see a key."""
         f = self.functions
         tile = self._row_tiles[index]
@@ -239,7 +239,7 @@ class BlockAttention:
             scores = f.where(seen, scores, -np.inf)
         return scores
 
-    def _seen(self, rows: slice, part: Part, owner: int) -> list[Array]:
+    def _seen(self, rows: slice, part: BlockPart, owner: int) -> list[Array]:
         f, keys = self.functions, self.layout.positions(owner)[part.columns]
         found = []
         if part.kind == "mixed":
@@ -269,10 +269,10 @@ class BlockAttention:
         positions = self.layout.positions(self.rank)
         return self.layout.derived(("row tiles", self.rank, self.tile), lambda: row_tiles(positions, self.tile))
 
-    def _tiles(self, owner: int) -> Sequence[tuple[int, Part, int]]:
+    def _tiles(self, owner: int) -> Sequence[tuple[int, BlockPart, int]]:
         """Return what is computed of a block: the number of the tile of rows, the part of it, and a number for it."""
 
-        def make() -> list[tuple[int, Part, int]]:
+        def make() -> list[tuple[int, BlockPart, int]]:
             queries, keys = self.layout.positions(self.rank), self.layout.positions(owner)
             found = [
                 (index, part)

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 Indices = npt.NDArray[np.int64]
 
-__all__ = ["Part", "causal_parts", "row_tiles", "tiles"]
+__all__ = ["BlockPart", "causal_parts", "row_tiles", "tiles"]
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockPart:
     """A rectangle of a block's scores.
 
     Args:
@@ -29,7 +29,7 @@ class Part:
     kind: Literal["full", "causal", "mixed"]
 
 
-def causal_parts(queries: Indices, keys: Indices) -> list[Part]:
+def causal_parts(queries: Indices, keys: Indices) -> list[BlockPart]:
     """Return what causal attention computes of a block, in disjoint parts: a query sees keys up to its own position.
 
     With the zig-zag division that is one part: the causal half of a rank's own block, all of the first half of the keys
@@ -48,14 +48,14 @@ def causal_parts(queries: Indices, keys: Indices) -> list[Part]:
         return []
     q, k = queries[rows], keys[columns]
     if k[-1] <= q[0]:
-        return [Part(rows, columns, "full")]
+        return [BlockPart(rows, columns, "full")]
     if len(q) == len(k) and (q == k).all():
-        return [Part(rows, columns, "causal")]
+        return [BlockPart(rows, columns, "causal")]
     # Runs of consecutive positions: all but those on the diagonal are full, or seen by nobody.
     query_runs, key_runs = _runs(q), _runs(k)
     if len(query_runs) * len(key_runs) > _MAX_PIECES:
-        return [Part(rows, columns, "mixed")]
-    parts: list[Part] = []
+        return [BlockPart(rows, columns, "mixed")]
+    parts: list[BlockPart] = []
     for start, stop in query_runs:
         for left, right in key_runs:
             parts += _of_runs(q[start:stop], k[left:right], first + start, left)
@@ -75,7 +75,7 @@ def row_tiles(positions: Indices, limit: int) -> list[slice]:
     ]
 
 
-def tiles(queries: Indices, keys: Indices, *, causal: bool, window: int | None = None, limit: int) -> list[Part]:
+def tiles(queries: Indices, keys: Indices, *, causal: bool, window: int | None = None, limit: int) -> list[BlockPart]:
     """Return what attention computes of a block, in disjoint parts of `limit` columns at most: "full" or "mixed" ones.
 
     For arithmetic without a fused kernel, which has the scores of a part in memory.
@@ -87,8 +87,8 @@ def tiles(queries: Indices, keys: Indices, *, causal: bool, window: int | None =
         window: if given, a query sees keys at a smaller distance than this alone.
         limit: columns of a part.
     """
-    whole = [Part(slice(0, len(queries)), slice(0, len(keys)), "full")] if len(queries) and len(keys) else []
-    found: list[Part] = []
+    whole = [BlockPart(slice(0, len(queries)), slice(0, len(keys)), "full")] if len(queries) and len(keys) else []
+    found: list[BlockPart] = []
     for part in causal_parts(queries, keys) if causal else whole:
         q = queries[part.rows]
         for start in range(part.columns.start, part.columns.stop, limit):
@@ -99,11 +99,11 @@ def tiles(queries: Indices, keys: Indices, *, causal: bool, window: int | None =
             if (causal and k[0] > q[-1]) or (window is not None and nearest >= window):
                 continue
             whole_tile = (not causal or k[-1] <= q[0]) and (window is None or farthest < window)
-            found.append(Part(part.rows, columns, "full" if whole_tile else "mixed"))
+            found.append(BlockPart(part.rows, columns, "full" if whole_tile else "mixed"))
     return found
 
 
-def _of_runs(queries: Indices, keys: Indices, row: int, column: int) -> list[Part]:
+def _of_runs(queries: Indices, keys: Indices, row: int, column: int) -> list[BlockPart]:
     """Return the parts of two runs, which begin at this row and column of the block."""
     first, end = max(int(queries[0]), int(keys[0])), int(queries[-1]) + 1
     last = min(int(keys[-1]) + 1, end)
@@ -113,12 +113,12 @@ def _of_runs(queries: Indices, keys: Indices, row: int, column: int) -> list[Par
     before, after = column + max(0, first - int(keys[0])), column + last - int(keys[0])
     parts = []
     if before > column:
-        parts.append(Part(slice(begin, stop), slice(column, min(before, after)), "full"))
+        parts.append(BlockPart(slice(begin, stop), slice(column, min(before, after)), "full"))
     if last > first:
         middle = begin + last - first
-        parts.append(Part(slice(begin, middle), slice(before, after), "causal"))
+        parts.append(BlockPart(slice(begin, middle), slice(before, after), "causal"))
         if middle < stop:
-            parts.append(Part(slice(middle, stop), slice(before, after), "full"))
+            parts.append(BlockPart(slice(middle, stop), slice(before, after), "full"))
     return parts
 
 

@@ -12,18 +12,18 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_data_service.client.indexed import IndexedBatches
-    from unidist_data_service.client.links import DataWorkers, Reply, WorkerLink
+    from unidist_data_service.client.links import DataWorkerLink, DataWorkers, Reply
     from unidist_data_service.client.streams import StreamBatches
-    from unidist_data_service.client.window import Window
+    from unidist_data_service.client.window import BatchWindow
 
-__all__ = ["DataWorkers", "IndexedBatches", "Reply", "StreamBatches", "Window", "WorkerLink"]
+__all__ = ["BatchWindow", "DataWorkerLink", "DataWorkers", "IndexedBatches", "Reply", "StreamBatches"]
 
 __getattr__ = lazy_names(
     __name__,
     {
         "indexed": "IndexedBatches",
-        "links": "DataWorkers Reply WorkerLink",
+        "links": "DataWorkerLink DataWorkers Reply",
         "streams": "StreamBatches",
-        "window": "Window",
+        "window": "BatchWindow",
     },
 )

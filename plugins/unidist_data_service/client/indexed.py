@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from unidist.errors import UsageError
-from unidist_data_service.client.links import DataWorkers, MakeArray, Reply, WorkerLink
-from unidist_data_service.client.window import Window
+from unidist_data_service.client.links import DataWorkerLink, DataWorkers, MakeArray, Reply
+from unidist_data_service.client.window import BatchWindow
+from unidist_data_service.transport.messages import Define, Fetch
 
 
 class IndexedBatches:
@@ -61,8 +62,7 @@ class IndexedBatches:
         """Tell a worker the dataset, once."""
         if number not in self._knows:
             self._knows.add(number)
-            message = {"type": "define", "source": self.name, "readers": {}, "size": 0, "tail": "pad"}
-            self.workers.links[number].send(message, self._sealed)
+            self.workers.links[number].send(Define(self.name), self._sealed)
 
 
 class _Epoch:
@@ -73,7 +73,7 @@ class _Epoch:
         self._workers = owner.workers
         self._epoch, self._first = epoch, first
         self._chosen = chosen
-        self._window = Window(self._workers.present(), owner.ahead)
+        self._window = BatchWindow(self._workers.present(), owner.ahead)
         self._asked: dict[int, tuple[int, Any]] = {}  # by batch: its ticket, its samples
 
     def batches(self) -> Iterator[Any]:
@@ -107,8 +107,7 @@ class _Epoch:
             ticket, samples = self._asked[batch]
             self._owner.define(worker)
             seed = zlib.crc32(f"{self._owner.seed} {self._epoch} {self._first + batch}".encode())
-            request = {"type": "fetch", "source": self._owner.name, "indices": samples, "seed": seed}
-            self._workers.links[worker].ask(ticket, request)
+            self._workers.links[worker].ask(ticket, Fetch(self._owner.name, samples, seed))
         return number in self._asked
 
     def _wait(self, number: int) -> Reply:
@@ -137,5 +136,5 @@ class _Epoch:
                 link.forget([self._asked[batch][0] for batch in self._window.lost(worker)])
 
 
-def _has_changed(link: WorkerLink, ticket: int) -> bool:
+def _has_changed(link: DataWorkerLink, ticket: int) -> bool:
     return bool(link.lost) or ticket in link.replies

@@ -8,19 +8,30 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
-from unidist.control import Channel, ChannelLost, KeyValues, Message, job_values
+from unidist.control import Channel, ChannelLost, KeyValues, WireError, job_values, unexpected
 from unidist.errors import ConfigurationError, PeerLostError, StalledError
 from unidist.runtime import Context
 from unidist.settings import job_secret
 from unidist_data_service.errors import DataWorkerError
 from unidist_data_service.keys import COUNT_KEY, lost_key, worker_key
 from unidist_data_service.transport import ArrayInfo, MappedRegions, can_map, layout, own_buffer, unflatten
+from unidist_data_service.transport.messages import (
+    Batch,
+    DataWorkerHere,
+    MakingFailed,
+    RankHere,
+    Request,
+    Spec,
+    WorkerAnswer,
+)
 
 _log = logging.getLogger("unidist.data")
+
+A = TypeVar("A", bound=WorkerAnswer)
 
 _COUNT_SEC = 15.0
 _CONNECT_SEC = 20.0
@@ -41,7 +52,7 @@ class Reply:
         worker: who has answered, for errors.
     """
 
-    message: Message
+    message: WorkerAnswer
     buffer: Any
     worker: str
 
@@ -51,25 +62,26 @@ class Reply:
         Raises:
             DataWorkerError: the worker could not make it.
         """
+        message = self._checked(Batch)
+        offsets, _ = layout(message.arrays)
+        arrays = [make(info, self.buffer, offset) for info, offset in zip(message.arrays, offsets, strict=True)]
+        return unflatten(message.tree, arrays)
+
+    def spec(self) -> Any:
+        """Return the types of a batch. Raises as `batch`."""
+        return self._checked(Spec).spec
+
+    def _checked(self, kind: type[A]) -> A:
         message = self.message
-        self._check()
-        infos = [ArrayInfo.from_json(each) for each in message.get("arrays", ())]
-        offsets, _ = layout(infos)
-        arrays = [make(info, self.buffer, offset) for info, offset in zip(infos, offsets, strict=True)]
-        return unflatten(message["tree"], arrays)
-
-    def told(self, name: str) -> Any:
-        """Return a value of the message. Raises as `batch`."""
-        self._check()
-        return self.message[name]
-
-    def _check(self) -> None:
-        if self.message["type"] == "error":
-            kind = self.message["kind"] or "an error"
-            raise DataWorkerError(f"the dataset has raised {kind} in {self.worker}:\n{self.message['text']}")
+        if isinstance(message, MakingFailed):
+            kind_of_error = message.kind or "an error"
+            raise DataWorkerError(f"the dataset has raised {kind_of_error} in {self.worker}:\n{message.text}")
+        if not isinstance(message, kind):
+            raise unexpected(message)
+        return message
 
 
-class WorkerLink:
+class DataWorkerLink:
     """The connection to one data worker. A dedicated thread receives.
 
     Args:
@@ -96,29 +108,27 @@ class WorkerLink:
         self._regions = MappedRegions()
         self._channel = Channel.connect(address, secret, timeout_sec=_CONNECT_SEC)
         try:
-            hello = self._channel.receive()
-            self.name = f"{hello['name']} (process {hello['pid']} at {self._channel.peer})"
-            self.uses_memory = can_map(hello["path"], bytes.fromhex(hello["token"]))
-            self.send({"type": "hello", "maps": self.uses_memory})
+            worker = self._channel.receive()
+            if not isinstance(worker, DataWorkerHere):
+                raise ChannelLost(str(unexpected(worker)))
+            self.name = f"{worker.name} (process {worker.pid} at {self._channel.peer})"
+            self.uses_memory = can_map(worker.path, worker.token)
+            self.send(RankHere(maps=self.uses_memory))
         except BaseException:
             self._channel.close()
             raise
         self._thread = threading.Thread(target=self._receive, name=f"unidist-data-{number}", daemon=True)
         self._thread.start()
 
-    def ask(self, ticket: int, message: Message) -> None:
+    def ask(self, ticket: int, message: Request) -> None:
         """Send a request. Its answer will be in `replies`, unless the worker is lost."""
         with self._changed:
             self._awaited.add(ticket)
-        self.send({**message, "ticket": ticket})
+        self.send(replace(message, ticket=ticket))
 
-    def send(self, message: Message, payload: bytes = b"") -> None:
+    def send(self, message: Request, payload: bytes = b"") -> None:
         """Send a message that has no answer. A worker that does not take it is lost."""
-        if payload:
-            message["nbytes"] = len(payload)
-        freed = self._regions.take_freed()
-        if freed:
-            message["freed"] = freed
+        message = replace(message, freed=tuple(self._regions.take_freed()), num_bytes=len(payload))
         try:
             self._channel.send(message, [payload] if payload else [], timeout_sec=_SEND_SEC)
         except ChannelLost as exc:
@@ -140,21 +150,24 @@ class WorkerLink:
         try:
             while True:
                 message = self._channel.receive()
+                if not isinstance(message, WorkerAnswer):
+                    raise unexpected(message)
                 reply = Reply(message, self._buffer(message), self.name)
                 with self._changed:
-                    if message["ticket"] in self._awaited:
-                        self._awaited.discard(message["ticket"])
-                        self.replies[message["ticket"]] = reply
+                    if message.ticket in self._awaited:
+                        self._awaited.discard(message.ticket)
+                        self.replies[message.ticket] = reply
                         self._changed.notify_all()
                 del reply
-        except (ChannelLost, OSError) as exc:
+        except (ChannelLost, WireError, OSError) as exc:
             self._end(str(exc))
 
-    def _buffer(self, message: Message) -> Any:
-        _, size = layout([ArrayInfo.from_json(each) for each in message.get("arrays", ())])
-        if "region" in message:
-            number, path, region_size = message["region"]
-            return self._regions.view(number, path, region_size, size)
+    def _buffer(self, message: WorkerAnswer) -> Any:
+        if not isinstance(message, Batch):
+            return own_buffer(0)
+        _, size = layout(message.arrays)
+        if message.region is not None:
+            return self._regions.view(*message.region, size)
         buffer = own_buffer(size)
         self._channel.receive_into(memoryview(buffer).cast("B"))
         return buffer
@@ -185,7 +198,7 @@ class DataWorkers:
         self._tickets = itertools.count()
         self._lost_told: set[int] = set()
         self.changed = threading.Condition()
-        self.links: dict[int, WorkerLink] = {}
+        self.links: dict[int, DataWorkerLink] = {}
         self._values = self._find_values()
         try:
             self._count = self._find_count()
@@ -284,7 +297,7 @@ class DataWorkers:
                     host, port = json.loads(address)
                     waiting.discard(number)
                     try:
-                        self.links[number] = WorkerLink(number, (host, port), job_secret(), self.changed)
+                        self.links[number] = DataWorkerLink(number, (host, port), job_secret(), self.changed)
                     except ChannelLost as exc:
                         ended[number] = str(exc)
             if waiting and time.monotonic() > deadline:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 from unidist.errors import PeerLostError, UsageError
 from unidist.negotiation import allgather_object
 from unidist.runtime import context
-from unidist_data_service.client.links import DataWorkers, MakeArray, Reply, WorkerLink
+from unidist_data_service.client.links import DataWorkerLink, DataWorkers, MakeArray, Reply
+from unidist_data_service.shards import DataShard
+from unidist_data_service.transport.messages import AskSpec, Define, EndOfPart, LeaveEpoch, ReadStream
 
 _TAILS = ("pad", "drop")
 
@@ -51,18 +53,17 @@ class StreamBatches:
             raise PeerLostError(f"rank {self.rank} cannot reach data worker(s) {missing}, which rank 0 reads from")
         data_rank, size = runtime.data_place()
         places = dict(enumerate(allgather_object(runtime.negotiator, data_rank, name=f"data ranks: {self.name}")))
-        message = {"type": "define", "source": self.name, "size": size, "tail": tail, "readers": places}
         for number in self.chosen:
-            workers.links[number].send(dict(message), sealed)
+            workers.links[number].send(Define(self.name, size, tail, places), sealed)
         self._epoch = 0
 
     def spec(self) -> Any:
         """Return the types and shapes of a batch, as the source tells them."""
         link, ticket = self.workers.links[self.chosen[0]], self.workers.next_ticket()
-        link.ask(ticket, {"type": "spec", "source": self.name, "shard": [0, len(self.chosen)]})
-        return self.answer(link, ticket, "the types of the batches").told("spec")
+        link.ask(ticket, AskSpec(self.name, DataShard(0, len(self.chosen))))
+        return self.answer(link, ticket, "the types of the batches").spec()
 
-    def answer(self, link: WorkerLink, ticket: int, what: str) -> Reply:
+    def answer(self, link: DataWorkerLink, ticket: int, what: str) -> Reply:
         """Return a worker's answer.
 
         Raises:
@@ -105,7 +106,7 @@ class _Epoch:
             while turn:
                 for worker in list(turn):
                     reply = self._wait(worker)
-                    if reply.message["type"] == "end":
+                    if isinstance(reply.message, EndOfPart):
                         turn.remove(worker)
                         continue
                     self._ask(worker)
@@ -121,11 +122,9 @@ class _Epoch:
             number, ticket = self._next_round[worker], self._workers.next_ticket()
             self._next_round[worker] += 1
             self._asked[worker].append((number, ticket))
-            self._workers.links[worker].ask(ticket, {**self._about(worker), "type": "next", "round": number})
-
-    def _about(self, worker: int) -> dict[str, Any]:
-        shard = [self._owner.chosen.index(worker), len(self._owner.chosen)]
-        return {"source": self._owner.name, "epoch": self._epoch, "reader": self._owner.rank, "shard": shard}
+            shard = DataShard(self._owner.chosen.index(worker), len(self._owner.chosen))
+            request = ReadStream(self._owner.name, self._epoch, self._owner.rank, shard, number)
+            self._workers.links[worker].ask(ticket, request)
 
     def _wait(self, worker: int) -> Reply:
         number, ticket = self._asked[worker].popleft()
@@ -135,8 +134,8 @@ class _Epoch:
         for worker, asked in self._asked.items():
             link = self._workers.links[worker]
             link.forget([ticket for _, ticket in asked])
-            link.send({**self._about(worker), "type": "leave", "ticket": -1})
+            link.send(LeaveEpoch(self._owner.name, self._epoch, self._owner.rank))
 
 
-def _has_changed(link: WorkerLink, ticket: int) -> bool:
+def _has_changed(link: DataWorkerLink, ticket: int) -> bool:
     return bool(link.lost) or ticket in link.replies

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Window:
+class BatchWindow:
     """Batches of one epoch that are asked for and have not come yet.
 
     Each batch is asked of one worker: of the one with the fewest batches under way. When a worker is lost, the others

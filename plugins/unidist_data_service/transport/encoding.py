@@ -33,19 +33,9 @@ class ArrayInfo:
     shape: tuple[int, ...]
     nbytes: int
 
-    def to_json(self) -> list[Any]:
-        """Return it for a message."""
-        return [self.kind, self.dtype, list(self.shape), self.nbytes]
-
-    @classmethod
-    def from_json(cls, told: Any) -> ArrayInfo:
-        """Return what a message has told."""
-        kind, dtype, shape, nbytes = told
-        return cls(str(kind), str(dtype), tuple(map(int, shape)), int(nbytes))
-
 
 @dataclass(frozen=True)
-class Leaf:
+class BatchArray:
     """An array of a batch.
 
     Args:
@@ -57,13 +47,13 @@ class Leaf:
     data: memoryview
 
 
-def flatten(batch: Any) -> tuple[Any, list[Leaf]]:
+def flatten(batch: Any) -> tuple[Any, list[BatchArray]]:
     """Return the tree of a batch, for JSON, and its arrays.
 
     Raises:
         UsageError: there is something in it that cannot be sent; names it.
     """
-    leaves: list[Leaf] = []
+    leaves: list[BatchArray] = []
     return _flatten(batch, leaves, "the batch"), leaves
 
 
@@ -89,7 +79,7 @@ def layout(infos: Sequence[ArrayInfo]) -> tuple[list[int], int]:
     return offsets, size
 
 
-def _flatten(item: Any, leaves: list[Leaf], where: str) -> list[Any]:
+def _flatten(item: Any, leaves: list[BatchArray], where: str) -> list[Any]:
     if item is None or isinstance(item, bool | str):
         return ["plain", item]
     if type(item) in (int, float):
@@ -114,7 +104,7 @@ def _flatten(item: Any, leaves: list[Leaf], where: str) -> list[Any]:
     return ["array", len(leaves) - 1]
 
 
-def _leaf(item: Any) -> Leaf | None:
+def _leaf(item: Any) -> BatchArray | None:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(item, torch.Tensor):
         return _leaf_of_tensor(item, torch)
@@ -125,15 +115,15 @@ def _leaf(item: Any) -> Leaf | None:
         if array.dtype.hasobject or array.dtype.names is not None or array.dtype.kind in "USMm":
             return None
         flat: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return Leaf(ArrayInfo("numpy", array.dtype.name, array.shape, flat.nbytes), memoryview(flat))
+        return BatchArray(ArrayInfo("numpy", array.dtype.name, array.shape, flat.nbytes), memoryview(flat))
     return None
 
 
-def _leaf_of_tensor(tensor: Any, torch: Any) -> Leaf | None:
+def _leaf_of_tensor(tensor: Any, torch: Any) -> BatchArray | None:
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     plain = tensor.detach().cpu().contiguous()
     name = str(plain.dtype).removeprefix("torch.")
     nbytes = plain.numel() * plain.element_size()
     flat = plain.reshape(-1).view(torch.uint8).numpy() if nbytes else bytearray()
-    return Leaf(ArrayInfo("torch", name, tuple(plain.shape), nbytes), memoryview(flat))
+    return BatchArray(ArrayInfo("torch", name, tuple(plain.shape), nbytes), memoryview(flat))

@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import secrets
+import stat
 import weakref
 from collections import deque
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ _TOKEN_BYTES = 16
 _GRAIN_BYTES = 1 << 16
 
 
-class Region:
+class MemoryRegion:
     """A piece of memory of a data worker.
 
     Args:
@@ -52,16 +53,16 @@ class Regions:
     """The regions of one connection, on the worker's side. One thread takes, another one frees."""
 
     def __init__(self) -> None:
-        self._regions: dict[int, Region] = {}
+        self._regions: dict[int, MemoryRegion] = {}
         self._free: deque[int] = deque()
         self._count = 0
-        token = Region(-1, _TOKEN_BYTES)
+        token = MemoryRegion(-1, _TOKEN_BYTES)
         self._token, self.token = token, secrets.token_bytes(_TOKEN_BYTES)
         token.write(0, memoryview(self.token))
         self.token_path = f"/proc/{os.getpid()}/fd/{token.fd}"
         """A file with the token; only a process that sees this one's memory can read it."""
 
-    def take(self, nbytes: int) -> Region:
+    def take(self, nbytes: int) -> MemoryRegion:
         """Return a region of at least this size that the rank does not use."""
         for _ in range(len(self._free)):
             found = self._regions[self._free.popleft()]
@@ -70,7 +71,7 @@ class Regions:
             del self._regions[found.number]  # batches have grown
             found.close()
         size = -(-max(nbytes, 1) // _GRAIN_BYTES) * _GRAIN_BYTES
-        made = self._regions[self._count] = Region(self._count, size)
+        made = self._regions[self._count] = MemoryRegion(self._count, size)
         self._count += 1
         return made
 
@@ -126,13 +127,16 @@ def own_buffer(nbytes: int) -> Any:
 
 
 def can_map(path: str, token: bytes) -> bool:
-    """Return whether this process can open the memory of the worker that told this path and token."""
+    """Return whether this process can open the memory of the worker that told this path and token.
+
+    On another host the path may be that of any process there, and of its pipe, from which nothing must be read.
+    """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return False
     try:
-        return os.read(fd, _TOKEN_BYTES) == token
+        return stat.S_ISREG(os.fstat(fd).st_mode) and os.read(fd, _TOKEN_BYTES) == token
     except OSError:
         return False
     finally:

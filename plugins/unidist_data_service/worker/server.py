@@ -9,18 +9,34 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from unidist.control import Channel, ChannelListener, ChannelLost, Message
 from unidist.negotiation import unseal
-from unidist_data_service.shards import DataShard
-from unidist_data_service.transport import Leaf, Regions, flatten, layout
+from unidist_data_service.transport import BatchArray, Regions, flatten, layout
+from unidist_data_service.transport.messages import (
+    AskSpec,
+    Batch,
+    DataWorkerHere,
+    Define,
+    EndOfPart,
+    Fetch,
+    LeaveEpoch,
+    MakingFailed,
+    RankHere,
+    ReadStream,
+    Request,
+    SourceRequest,
+    Spec,
+)
 from unidist_data_service.worker.sources import IndexedSource, StreamSource
 from unidist_data_service.worker.streams import Dealer
 
 PURPOSE = "a dataset for data workers"
 """What the pickle of a source is sealed for."""
+
+R = TypeVar("R", bound=SourceRequest)
 
 _HANDSHAKE_SEC = 20.0
 _SEND_SEC = 600.0
@@ -35,14 +51,14 @@ class _Rank:
         self.regions = Regions()
         self.uses_regions = False
         self.sources: set[str] = set()
-        self._outgoing: queue.SimpleQueue[tuple[Message, list[Leaf]] | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[tuple[Message, list[BatchArray]] | None] = queue.SimpleQueue()
         self._sender = threading.Thread(target=self._send, name="unidist-data-send", daemon=True)
 
     def start(self) -> None:
         """Begin to send."""
         self._sender.start()
 
-    def answer(self, message: Message, leaves: list[Leaf] | None = None) -> None:
+    def answer(self, message: Message, leaves: list[BatchArray] | None = None) -> None:
         """Send a message, and arrays, when those before it are sent."""
         self._outgoing.put((message, leaves or []))
 
@@ -60,13 +76,13 @@ class _Rank:
         finally:
             self.regions.close()
 
-    def _send_one(self, message: Message, leaves: list[Leaf]) -> None:
-        if not leaves:
+    def _send_one(self, message: Message, leaves: list[BatchArray]) -> None:
+        if not isinstance(message, Batch) or not leaves:
             self.channel.send(message, timeout_sec=_SEND_SEC)
             return
         infos = [leaf.info for leaf in leaves]
         offsets, size = layout(infos)
-        message["arrays"] = [info.to_json() for info in infos]
+        message = replace(message, arrays=tuple(infos))
         if not self.uses_regions or not size:
             parts: list[memoryview | bytes] = []
             for leaf, offset, end in zip(leaves, offsets, (*offsets[1:], size), strict=True):
@@ -77,8 +93,7 @@ class _Rank:
         for leaf, offset in zip(leaves, offsets, strict=True):
             region.write(offset, leaf.data)
         path = f"/proc/{os.getpid()}/fd/{region.fd}"
-        message["region"] = [region.number, path, region.size]
-        self.channel.send(message, timeout_sec=_SEND_SEC)
+        self.channel.send(replace(message, region=(region.number, path, region.size)), timeout_sec=_SEND_SEC)
 
 
 @dataclass
@@ -91,7 +106,7 @@ class _Source:
     tail: Any
     dealers: dict[tuple[int, int], Dealer] = field(default_factory=dict)
     finished: set[tuple[int, int]] = field(default_factory=set)
-    waiting: list[tuple[_Rank, Message]] = field(default_factory=list)
+    waiting: list[tuple[_Rank, ReadStream]] = field(default_factory=list)
 
     def tidy(self) -> None:
         """Forget the epochs of parts that nobody reads any more."""
@@ -117,7 +132,7 @@ class DataWorker:
         sock = socket.create_server((host, 0), family=family, backlog=512)
         self.port: int = sock.getsockname()[1]
         self._listener = ChannelListener(sock, self._proved, self._connected, name="unidist-data-read")
-        self._requests: queue.SimpleQueue[tuple[_Rank, Message, bytes] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[_Rank, Request | None, bytes] | None] = queue.SimpleQueue()
         self._sources: dict[str, _Source | str] = {}
         self._ranks: set[_Rank] = set()
         self._accepting = threading.Thread(target=self._listener.run, name="unidist-data-accept", daemon=True)
@@ -152,23 +167,17 @@ class DataWorker:
         rank = _Rank(channel)
         self._ranks.add(rank)
         rank.start()
-        rank.answer(
-            {
-                "type": "hello",
-                "name": self.name,
-                "pid": os.getpid(),
-                "path": rank.regions.token_path,
-                "token": rank.regions.token.hex(),
-            }
-        )
+        rank.answer(DataWorkerHere(self.name, os.getpid(), rank.regions.token_path, rank.regions.token))
         try:
             while True:
                 message = channel.receive()
-                rank.regions.free(message.get("freed", ()))
-                payload = bytearray(message.get("nbytes", 0))
+                if not isinstance(message, Request):
+                    return
+                rank.regions.free(message.freed)
+                payload = bytearray(message.num_bytes)
                 channel.receive_into(memoryview(payload))
-                if message["type"] == "hello":
-                    rank.uses_regions = bool(message["maps"])
+                if isinstance(message, RankHere):
+                    rank.uses_regions = message.maps
                 else:
                     self._requests.put((rank, message, bytes(payload)))
         except ChannelLost:
@@ -176,43 +185,40 @@ class DataWorker:
         finally:
             rank.close()
             self._ranks.discard(rank)
-            self._requests.put((rank, {"type": "lost"}, b""))
+            self._requests.put((rank, None, b""))
 
     # The thread that makes batches
 
-    def _serve(self, rank: _Rank, message: Message, payload: bytes) -> None:
-        kind = message["type"]
-        if kind == "define":
+    def _serve(self, rank: _Rank, message: Request | None, payload: bytes) -> None:
+        """Do what a rank asks for; None: it is lost."""
+        if isinstance(message, Define):
             self._define(rank, message, payload)
-        elif kind == "drop":
-            self._drop(rank, message["source"])
-        elif kind == "lost":
+        elif isinstance(message, SourceRequest):
+            self._guarded(rank, message, self._answer)
+        else:
             for name in list(rank.sources):
                 self._drop(rank, name)
-        else:
-            self._guarded(rank, message, self._answer)
 
-    def _guarded(self, rank: _Rank, message: Message, answer: Callable[[_Rank, Message, _Source], object]) -> None:
+    def _guarded(self, rank: _Rank, message: R, answer: Callable[[_Rank, R, _Source], object]) -> None:
         """Answer a request; what is raised by the dataset is told to the rank."""
-        source = self._sources.get(message["source"], "this data worker does not know the dataset any more")
+        source = self._sources.get(message.source, "this data worker does not know the dataset any more")
         if isinstance(source, str):
-            rank.answer({"type": "error", "ticket": message["ticket"], "kind": "", "text": source})
+            rank.answer(MakingFailed(message.ticket, "", source))
             return
         try:
             answer(rank, message, source)
         except Exception as exc:
-            rank.answer({"type": "error", "ticket": message["ticket"], "kind": type(exc).__name__, "text": _trace(exc)})
+            rank.answer(MakingFailed(message.ticket, type(exc).__name__, _trace(exc)))
 
-    def _define(self, rank: _Rank, message: Message, payload: bytes) -> None:
-        name = message["source"]
+    def _define(self, rank: _Rank, message: Define, payload: bytes) -> None:
+        name = message.source
         rank.sources.add(name)
         if name in self._sources:
             return
         try:
             function, args, kwargs = pickle.loads(unseal(payload, PURPOSE))
             made = function(*args, **kwargs)
-            readers = {int(reader): data_rank for reader, data_rank in message["readers"].items()}
-            self._sources[name] = _Source(made, readers, message["size"], message["tail"])
+            self._sources[name] = _Source(made, message.readers, message.size, message.tail)
         except Exception as exc:
             self._sources[name] = _trace(exc)
 
@@ -221,43 +227,47 @@ class DataWorker:
         if not any(name in each.sources for each in self._ranks):
             self._sources.pop(name, None)
 
-    def _answer(self, rank: _Rank, message: Message, source: _Source) -> None:
-        made, kind = source.made, message["type"]
-        if kind == "fetch":
-            assert isinstance(made, IndexedSource)
-            self._send_batch(rank, message, made.fetch(message["indices"], message["seed"]))
-        elif kind == "spec":
-            assert isinstance(made, StreamSource)
-            rank.answer({"type": "spec", "ticket": message["ticket"], "spec": made.spec(_shard(message))})
-        elif kind == "next":
-            self._next(rank, message, source)
-            self._retry(source)
-        elif kind == "leave":
-            for (epoch, _), dealer in source.dealers.items():
-                if epoch <= message["epoch"]:
-                    dealer.leave(int(message["reader"]))
-            self._retry(source)
+    def _answer(self, rank: _Rank, message: SourceRequest, source: _Source) -> None:
+        made = source.made
+        match message:
+            case Fetch():
+                assert isinstance(made, IndexedSource)
+                self._send_batch(rank, message, made.fetch(message.indices, message.seed))
+            case AskSpec():
+                assert isinstance(made, StreamSource)
+                rank.answer(Spec(message.ticket, made.spec(message.shard)))
+            case ReadStream():
+                self._next(rank, message, source)
+                self._retry(source)
+            case LeaveEpoch():
+                for (epoch, _), dealer in source.dealers.items():
+                    if epoch <= message.epoch:
+                        dealer.leave(message.reader)
+                self._retry(source)
 
-    def _next(self, rank: _Rank, message: Message, source: _Source) -> None:
+    def _next(self, rank: _Rank, message: ReadStream, source: _Source) -> None:
         """Answer a request for a batch of a stream, or keep it until other ranks have taken theirs."""
         made = source.made
         assert isinstance(made, StreamSource)
-        shard = _shard(message)
-        key = (message["epoch"], shard.index)
+        key = (message.epoch, message.shard.index)
         if key in source.finished:
-            rank.answer({"type": "end", "ticket": message["ticket"]})
+            rank.answer(EndOfPart(message.ticket))
             return
         dealer = source.dealers.get(key)
         if dealer is None:
             dealer = source.dealers[key] = Dealer(
-                made.epoch(shard), size=source.size, readers=source.readers, tail=source.tail, ahead=_ROUNDS_AHEAD
+                made.epoch(message.shard),
+                size=source.size,
+                readers=source.readers,
+                tail=source.tail,
+                ahead=_ROUNDS_AHEAD,
             )
-        if not dealer.may_take(message["round"]):
+        if not dealer.may_take(message.round):
             source.waiting.append((rank, message))
             return
-        found = dealer.take(int(message["reader"]), message["round"])
+        found = dealer.take(message.reader, message.round)
         if found is None:
-            rank.answer({"type": "end", "ticket": message["ticket"]})
+            rank.answer(EndOfPart(message.ticket))
         else:
             self._send_batch(rank, message, found[0])
 
@@ -268,14 +278,10 @@ class DataWorker:
             self._guarded(rank, message, self._next)
         source.tidy()
 
-    def _send_batch(self, rank: _Rank, message: Message, batch: Any) -> None:
+    def _send_batch(self, rank: _Rank, message: SourceRequest, batch: Any) -> None:
         tree, leaves = flatten(batch)
-        rank.answer({"type": "batch", "ticket": message["ticket"], "tree": tree}, leaves)
+        rank.answer(Batch(message.ticket, tree), leaves)
 
 
 def _trace(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)).rstrip()
-
-
-def _shard(message: Message) -> DataShard:
-    return DataShard(*message["shard"])

@@ -46,7 +46,7 @@ class Dealer:
 
     @property
     def is_done(self) -> bool:
-        """Say whether nobody will ask for more."""
+        """Return whether nobody will ask for more."""
         return self._left == set(self._readers)
 
     def may_take(self, number: int) -> bool:

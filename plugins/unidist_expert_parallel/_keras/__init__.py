@@ -1,4 +1,4 @@
-"""The division of Keras models. Imports `layers` below, `layout`, the TensorFlow adapter and the core. Private.
+"""The division of Keras models. Imports `layers` below, `layout`, the TensorFlow adapter, the root and the core.
 
-Scripts import `unidist_expert_parallel.keras`.
+Private: scripts import `unidist_expert_parallel.keras`.
 """

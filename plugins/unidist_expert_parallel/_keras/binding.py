@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from unidist.runtime_api import RuntimeAPI
-    from unidist_expert_parallel.strategy import Expert
+    from unidist_expert_parallel.strategy import ExpertParallel
 
 
 class ExpertPlacements(PlacesParameters):
@@ -64,7 +64,7 @@ class KerasExperts(ExpertBinding):
     """See `ExpertBinding`."""
 
     @override
-    def partition(self, strategy: Expert, model: Any, context: RuntimeAPI) -> Any:
+    def partition(self, strategy: ExpertParallel, model: Any, context: RuntimeAPI) -> Any:
         found = _layers(model)
         if not found:
             raise ConfigurationError(

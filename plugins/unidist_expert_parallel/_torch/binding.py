@@ -29,14 +29,14 @@ from unidist_torch.models import CutParameter, guard, name_guard
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_expert_parallel.strategy import Expert
+    from unidist_expert_parallel.strategy import ExpertParallel
 
 
 class TorchExperts(ExpertBinding):
     """See `ExpertBinding`."""
 
     @override
-    def partition(self, strategy: Expert, model: nn.Module, context: RuntimeAPI) -> nn.Module:
+    def partition(self, strategy: ExpertParallel, model: nn.Module, context: RuntimeAPI) -> nn.Module:
         ours, stacked = _found(model)
         if not ours and not stacked:
             raise ConfigurationError(_nothing_found(strategy.size, model))
@@ -103,7 +103,7 @@ def _nothing_found(size: int, model: nn.Module) -> str:
     return f"{text} Use data or tensor instead"
 
 
-def _check_plan(ours: dict[str, MixtureOfExperts], strategy: Expert, context: RuntimeAPI) -> None:
+def _check_plan(ours: dict[str, MixtureOfExperts], strategy: ExpertParallel, context: RuntimeAPI) -> None:
     """Raise ConfigurationError if a layer does something that another strategy of the run makes wrong."""
     divides_sequence = context.axis_size(REPLICA_AXES) != context.axis_size(SAMPLE_AXES)
     for path, layer in ours.items():

@@ -26,7 +26,7 @@ LOOKED_FOR = (
 
 
 def is_stacked(module: nn.Module) -> bool:
-    """Say whether a module holds stacked experts, and takes tokens, numbers and weights of experts."""
+    """Return whether a module holds stacked experts, and takes tokens, numbers and weights of experts."""
     count = getattr(module, "num_experts", None)
     own = list(module.parameters())
     if not isinstance(count, int) or count < 2 or not any(each.dim() >= 3 for each in own):
@@ -111,7 +111,7 @@ class WholeBalanceLoss:
 
 
 def has_balance_loss(model: Any) -> bool:
-    """Say whether a model of a library adds a balance loss if asked to."""
+    """Return whether a model of a library adds a balance loss if asked to."""
     return all(hasattr(model, name) for name in ("router_aux_loss_coef", "num_experts", "num_experts_per_tok"))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, overload
 
-from unidist_local_sgd._jax.step import LocalStep
+from unidist.optim import update_of
+from unidist_local_sgd.synchronization import synchronizer_of
 
 __all__ = ["synchronize"]
 
@@ -32,12 +33,16 @@ def synchronize(training: Any, /, *trees: Any) -> Any:
     Returns:
         With a `TrainStep`, whether the strategy is `local_sgd`; else the trees.
     """
-    optimizer = training if trees else training.optimizer
-    inner = optimizer.binding.inner
-    is_local = isinstance(inner, LocalStep)
+    update = update_of(training if trees else getattr(training, "optimizer", None))
+    synchronizer = None if update is None else synchronizer_of(update)
+    if update is None or synchronizer is None:
+        return trees or False
+    params, opt_state = trees or (training.held, training.opt_state)
+    state: Any = update.trained
+    with state.lent(params, opt_state) as trees_now:
+        synchronizer.before_save()
+        found = trees_now()
     if trees:
-        params, opt_state = trees
-        return inner.synchronize(params, opt_state) if is_local else (params, opt_state)
-    if is_local:
-        training.held, training.opt_state = inner.synchronize(training.held, training.opt_state)
-    return is_local
+        return found
+    training.held, training.opt_state = found
+    return True

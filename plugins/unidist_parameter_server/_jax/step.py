@@ -157,6 +157,7 @@ class JaxStoreStep(InnerStep):
 
     # The store, outside of programs
 
+    @override
     def pulled(self, params: Any) -> Any:
         """Return the newest parameters, a tree like `params`; that itself before the first update. Not collective."""
         if not self.is_filled:

@@ -17,13 +17,21 @@ from typing_extensions import override
 from unidist.errors import ConfigurationError, UsageError
 from unidist.optim import Update
 from unidist_keras.checkpoint import OptimizerState
+from unidist_keras.slots import variable_and_slots
 from unidist_parameter_server._keras.rules import check_counterpart, rules_of
 from unidist_parameter_server.binding import ParameterServerBinding
 from unidist_parameter_server.optimizers import AddDifference, Rule
 from unidist_parameter_server.workers import PushExchange, Worker, WorkerOptions
-from unidist_tensorflow.gradients import ExchangeOutputs, ExchangeResult, FusedExchange, HostFunction, host_node
+from unidist_tensorflow.gradients import (
+    ExchangeOutputs,
+    ExchangeResult,
+    FusedExchange,
+    Gradient,
+    HostFunction,
+    host_node,
+)
 from unidist_tensorflow.memory import Array, dtype_of, empty_array
-from unidist_tensorflow.optimizer import Entry, InnerStep, WholeStep, variable_and_slots
+from unidist_tensorflow.optimizer import Entry, InnerStep, RowCheck, WholeStep
 
 if TYPE_CHECKING:
     from unidist.checkpoint.format.interface import KeepsState
@@ -44,10 +52,13 @@ class KerasParameterServer(ParameterServerBinding):
 
         def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
             update.options = replace(update.options, sparse_as_dense=True)
-            if options.difference:
-                return DifferenceStep(options, optimizer, plain, update)
-            check_counterpart(optimizer, plain)
-            return GradientStep(options, optimizer, plain, update)
+            if not options.difference:
+                check_counterpart(optimizer, plain)
+            kind = DifferenceStep if options.difference else GradientStep
+            step: GradientStep | DifferenceStep = kind(options, optimizer, plain, update)
+            if strategy.sparse is None:
+                step.check_rows = RowCheck(optimizer, plain, "parameter_server:sparse=dense")
+            return step
 
         return make
 
@@ -249,6 +260,7 @@ class GradientStep(InnerStep):
         update: the framework-free side.
     """
 
+    check_rows: RowCheck | None = None
     sharded = True  # gradients of all ranks are nowhere
     shards_state = False
 
@@ -269,6 +281,12 @@ class GradientStep(InnerStep):
     def is_filled(self) -> bool:
         """See `StoreStep.is_filled`."""
         return self._stored.is_filled
+
+    @override
+    def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
+        if self.check_rows is not None and isinstance(gradient, tf.IndexedSlices):
+            self.check_rows(variable)
+        return super().own_gradient(variable, gradient)
 
     @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:
@@ -324,6 +342,8 @@ class DifferenceStep(WholeStep):
         update: the framework-free side.
     """
 
+    check_rows: RowCheck | None = None
+
     def __init__(self, options: WorkerOptions, optimizer: Any, plain: type[Any], update: Update) -> None:
         super().__init__(optimizer, plain, lambda variable: variable_and_slots(optimizer, variable))
         self._update = update
@@ -334,6 +354,11 @@ class DifferenceStep(WholeStep):
 
     @property
     @override
+    def keeps_parameters(self) -> bool:
+        return False
+
+    @property
+    @override
     def is_built(self) -> bool:
         return self._stored.is_built
 
@@ -341,6 +366,12 @@ class DifferenceStep(WholeStep):
     def is_filled(self) -> bool:
         """See `StoreStep.is_filled`."""
         return self._stored.is_filled
+
+    @override
+    def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
+        if self.check_rows is not None and isinstance(gradient, tf.IndexedSlices):
+            self.check_rows(variable)
+        return super().own_gradient(variable, gradient)
 
     @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:

@@ -18,10 +18,11 @@ from unidist_parameter_server.optimizers import AddDifference, Momentum, Rule
 from unidist_parameter_server.optimizers.interface import Array
 from unidist_parameter_server.workers.exchange import PushExchange
 from unidist_parameter_server.workers.worker import Worker
-from unidist_torch.checkpoint import OptimizerState, scalar_dtype
+from unidist_torch.checkpoint import OptimizerState
 from unidist_torch.gradients import sharded_gradient
 from unidist_torch.memory import buffer_of
 from unidist_torch.optimizer import InnerStep, refuse_scaler
+from unidist_torch.parameter_states import ParameterStates, scalar_dtype
 
 if TYPE_CHECKING:
     from unidist.checkpoint.format.interface import KeepsState
@@ -69,6 +70,7 @@ class TorchStoreStep(InnerStep):
         self._options = strategy.worker_options()
         self._strategy = strategy
         self._optimizer = optimizer
+        self._states = ParameterStates(optimizer)
         self._plain = plain
         self._update = update
         self._slots: tuple[str, ...] = ()
@@ -244,14 +246,14 @@ class TorchStoreStep(InnerStep):
 
     def _slot(self, parameters: Sequence[torch.Tensor], index: int, slot: int) -> Array | None:
         parameter = parameters[index]
-        value = self._optimizer.state.get(parameter, {}).get(self._slots[slot])
+        value = self._states.of(parameter).get(self._slots[slot])
         if value is None:
             return None
         in_order = torch.empty_like(parameter.detach())
         return _array(in_order.copy_(value))
 
     def _count(self, parameter: torch.Tensor) -> int:
-        state = self._optimizer.state.get(parameter, {})
+        state = self._states.of(parameter)
         if self._options.difference or not counterpart(self._plain).counts:
             return int(state.get("momentum_buffer") is not None)
         return int(state.get("step", 0))
@@ -268,7 +270,7 @@ class TorchStoreStep(InnerStep):
             for parameter, kept, count in zip(parameters, slots, counts, strict=True):
                 if count and (self._slots or counts_steps):
                     step = {"step": torch.tensor(float(count), dtype=scalar_dtype())} if counts_steps else {}
-                    self._optimizer.state[parameter] = {**step, **dict(zip(self._slots, kept, strict=True))}
+                    self._states.replace(parameter, {**step, **dict(zip(self._slots, kept, strict=True))})
 
     @override
     def state_dict(self) -> dict[str, Any] | None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from unidist.control import ChannelLost, Message
+from unidist.control import ChannelLost, Message, unexpected
+from unidist.control.messages import Failed
 from unidist.errors import PeerLostError, StalledError
 from unidist_parameter_server.wire import ArrayChannel, SegmentLayout, told_error
+from unidist_parameter_server.wire.messages import Done, FinishStep, Leave, PusherHere, Retire, ValuesFollow, Welcome
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -76,11 +78,11 @@ class SegmentLink:
         receive: Callable[[ArrayChannel], None] | None = None,
         *,
         waits: bool = False,
-    ) -> Message:
+    ) -> Done:
         """Send a message with arrays, and return the answer; again on another connection if this one breaks.
 
         Args:
-            message: see `server.serving`.
+            message: see `wire.messages`.
             arrays: returns what is sent behind it.
             receive: takes what the server sends before its answer, if it sends any. Called again if that is repeated.
             waits: the server waits for other workers before it answers.
@@ -96,7 +98,7 @@ class SegmentLink:
             try:
                 channel.send_with(message, [] if arrays is None else arrays(), timeout_sec=limit)
                 answer = channel.receive(timeout_sec=limit)
-                if answer["type"] == "values":
+                if isinstance(answer, ValuesFollow):
                     assert receive is not None
                     receive(channel)
                     answer = channel.receive(timeout_sec=limit)
@@ -111,16 +113,18 @@ class SegmentLink:
                 self._disconnect()
                 raise StalledError(
                     f"worker {self._worker} has waited {limit:.0f} s for an answer of {self._name()} to "
-                    f"{message['type']!r}; it was stopped, or its host is overloaded"
+                    f"{message.type_name!r}; it was stopped, or its host is overloaded"
                 ) from None
-            if answer["type"] == "failed":
+            if isinstance(answer, Failed):
                 raise told_error(answer)
-            self.step = max(self.step, answer.get("step", 0))
-            self._version = max([self._version, *answer.get("versions", [])])
+            if not isinstance(answer, Done):
+                raise unexpected(answer)
+            self.step = max(self.step, answer.step)
+            self._version = max([self._version, *answer.versions])
             return answer
         raise PeerLostError(
-            f"worker {self._worker} has sent {message['type']!r} {_MAX_ATTEMPTS} times to {self._name()}, which takes "
-            f"connections and closes them ({reason}); its own output says why"
+            f"worker {self._worker} has sent {message.type_name!r} {_MAX_ATTEMPTS} times to {self._name()}, which "
+            f"takes connections and closes them ({reason}); its own output says why"
         )
 
     def saved(self) -> None:
@@ -130,21 +134,19 @@ class SegmentLink:
     def finish_step(self, bound: int | None) -> None:
         """See `Store.finish_step`."""
         self._finished += 1
-        self.request(
-            {"type": "finish", "finished": self._finished, "bound": bound, "timeout_sec": self.timeout_sec}, waits=True
-        )
+        self.request(FinishStep(self._finished, bound, self.timeout_sec), waits=True)
 
     def retire(self) -> None:
         """Tell the server that nobody has to wait for this worker any more."""
         with contextlib.suppress(PeerLostError):
-            self.request({"type": "retire"})
+            self.request(Retire())
 
     def leave(self) -> None:
         """Tell the server that this worker has ended, and close the connection. Idempotent."""
         self._is_closed = True
         if self._channel is not None:
             with contextlib.suppress(ChannelLost):
-                self._channel.send({"type": "leave"}, timeout_sec=_RECONNECT_SEC)
+                self._channel.send(Leave(), timeout_sec=_RECONNECT_SEC)
             self._disconnect()
 
     def _disconnect(self) -> None:
@@ -176,22 +178,17 @@ class SegmentLink:
     def _connect(self, server: int, *, takeover: bool) -> ArrayChannel:
         channel = ArrayChannel.connect(self._addresses[server], self._secret, timeout_sec=_CONNECT_SEC)
         try:
-            hello = {
-                "type": "hello",
-                "worker": self._worker,
-                "finished": self._finished,
-                "takeover": takeover,
-                "layout": self.layout.to_json(),
-            }
-            channel.send(hello, timeout_sec=_CONNECT_SEC)
+            channel.send(PusherHere(self._worker, self._finished, takeover, self.layout), timeout_sec=_CONNECT_SEC)
             answer = channel.receive(timeout_sec=_ANSWER_SEC)
-            if answer["type"] == "failed":
+            if isinstance(answer, Failed):
                 raise told_error(answer)
+            if not isinstance(answer, Welcome):
+                raise unexpected(answer)
         except BaseException:
             channel.close()
             raise
         self._channel = channel
-        self.step = max(self.step, int(answer["step"]))
+        self.step = max(self.step, answer.step)
         return channel
 
     def _loss(self) -> str:

@@ -11,8 +11,10 @@ from typing_extensions import override
 
 from unidist_parameter_server.client.link import SegmentLink
 from unidist_parameter_server.store.interface import Contents, Push, Receive, Store
-from unidist_parameter_server.store.shards import Shard
-from unidist_parameter_server.wire import ArrayChannel, rules_to_json
+from unidist_parameter_server.store.shards import StoreShard
+from unidist_parameter_server.wire import ArrayChannel, told_rules
+from unidist_parameter_server.wire.messages import Fetch, Fill, PushTogether, ReadContents, ReadLog
+from unidist_parameter_server.wire.messages import Push as PushMessage
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -35,7 +37,7 @@ class RemoteStore(Store):
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[StoreShard],
         slots: Sequence[str],
         worker: int,
         num_workers: int,
@@ -60,7 +62,7 @@ class RemoteStore(Store):
     # Contents
 
     @override
-    def fill(self, write: Callable[[Shard, Contents], None]) -> None:
+    def fill(self, write: Callable[[StoreShard, Contents], None]) -> None:
         self._barrier()  # everybody has ended the step before
 
         def fill(part: int) -> None:
@@ -72,7 +74,7 @@ class RemoteStore(Store):
                 counts = np.zeros(len(shard.pieces), np.int64)
                 write(shard, Contents(values, slots, counts))
                 arrays += [values, *slots, counts]
-            self._links[part].request({"type": "fill", "indices": self._own(part, indices)}, lambda: arrays)
+            self._links[part].request(Fill(self._own(part, indices)), lambda: arrays)
 
         for part in range(len(self._links)):  # one after the other: `write` is called in this thread
             fill(part)
@@ -89,7 +91,7 @@ class RemoteStore(Store):
             for array in arrays:
                 channel.receive_array(array, timeout_sec=_SILENCE_SEC)
 
-        self._links[part].request({"type": "contents", "indices": self._own(part, [index])}, receive=take)
+        self._links[part].request(ReadContents(self._own(part, [index])), receive=take)
         receive(Contents(arrays[0], arrays[1:-1], arrays[-1]))
 
     @override
@@ -102,9 +104,9 @@ class RemoteStore(Store):
 
         def read(part: int) -> None:
             indices = [index for index in order if self._part_of[index] == part]
-            message = {"type": "fetch", "indices": self._own(part, indices)}
+            message = Fetch(self._own(part, indices))
             answer = self._links[part].request(message, receive=self._taker(part, indices, receiver))
-            versions.update(zip(indices, answer["versions"], strict=True))
+            versions.update(zip(indices, answer.versions, strict=True))
 
         self._each(read)
         return versions
@@ -120,27 +122,27 @@ class RemoteStore(Store):
         self, order: Sequence[int], push: Push, receiver: Callable[[int], Receive] | None = None
     ) -> dict[int, int]:
         versions: dict[int, int] = {}
-        rules, present = rules_to_json(push.rules), list(push.present)
+        rules, present = told_rules(push.rules), tuple(push.present)
         changes = self._changes(push, order)
 
         def push_part(part: int) -> None:
             indices = [index for index in order if self._part_of[index] == part]
-            message = {
-                "type": "push",
-                "indices": self._own(part, indices),
-                "number": push.number,
-                "rules": rules,
-                "present": present,
-                "factor": push.factor,
-                "fetches": receiver is not None,
-                "versions": None if push.read_versions is None else [push.read_versions[index] for index in indices],
-            }
+            read = push.read_versions
+            message = PushMessage(
+                indices=self._own(part, indices),
+                number=push.number,
+                rules=rules,
+                present=present,
+                factor=push.factor,
+                fetches=receiver is not None,
+                versions=None if read is None else tuple(read[index] for index in indices),
+            )
             answer = self._links[part].request(
                 message,
                 lambda: [changes[index] for index in indices],
                 None if receiver is None else self._taker(part, indices, receiver),
             )
-            versions.update(zip(indices, answer["versions"], strict=True))
+            versions.update(zip(indices, answer.versions, strict=True))
 
         self._each(push_part)
         return versions
@@ -163,24 +165,23 @@ class RemoteStore(Store):
 
     @override
     def push_together(self, push: Push, label: int, *, waits: bool) -> bool:
-        rules, present = rules_to_json(push.rules), list(push.present)
+        rules, present = told_rules(push.rules), tuple(push.present)
         changes = self._changes(push, range(len(self.shards)))
         counts = []
 
         def push_part(part: int) -> None:
             link = self._links[part]
-            message = {
-                "type": "together",
-                "number": push.number,
+            message = PushTogether(
+                number=push.number,
                 # The server's own: where not all gradients of a step are needed, servers may count different ones.
-                "label": link.step,
-                "rules": rules,
-                "present": present,
-                "waits": waits,
-                "timeout_sec": link.timeout_sec,
-            }
+                label=link.step,
+                rules=rules,
+                present=present,
+                waits=waits,
+                timeout_sec=link.timeout_sec,
+            )
             answer = link.request(message, lambda: [changes[index] for index in self._parts[part]], waits=True)
-            counts.append(answer["counts"])
+            counts.append(answer.counts)
 
         self._each(push_part)
         return all(counts)
@@ -189,9 +190,8 @@ class RemoteStore(Store):
 
     def log(self) -> tuple[list[list[tuple[int, int]]], list[int]]:
         """Return worker and number of the last pushes of each shard, the oldest first, and the workers' clocks."""
-        answers = [link.request({"type": "log"}) for link in self._links]
-        pushes = [[(worker, number) for worker, number in each] for answer in answers for each in answer["log"]]
-        return pushes, list(answers[0]["clocks"])
+        answers = [link.request(ReadLog()) for link in self._links]
+        return [list(each) for answer in answers for each in answer.log], list(answers[0].clocks)
 
     def _changes(self, push: Push, order: Sequence[int]) -> dict[int, Array]:
         """Return what is pushed to each shard, which is kept until every server has it."""
@@ -213,9 +213,9 @@ class RemoteStore(Store):
 
         return take
 
-    def _own(self, part: int, indices: Sequence[int]) -> list[int]:
+    def _own(self, part: int, indices: Sequence[int]) -> tuple[int, ...]:
         """Return the numbers of shards in their segment."""
-        return [index - self._parts[part].start for index in indices]
+        return tuple(index - self._parts[part].start for index in indices)
 
     def _each(self, call: Callable[[int], T]) -> list[T]:
         """Call this for every server, at the same time; raise the first error when all have ended."""

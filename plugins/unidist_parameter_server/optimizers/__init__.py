@@ -1,6 +1,6 @@
 """Optimizers on flat numpy arrays, which stores apply to pushed gradients. Element by element; no framework.
 
-`native` has them in C, where that was built. Imports numpy alone.
+`native` has them in C, where that was built. Imports `native` and numpy.
 """
 
 from __future__ import annotations

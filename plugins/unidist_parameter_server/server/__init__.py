@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist_parameter_server.server.segment import Segment
+    from unidist_parameter_server.server.segment import StoreSegment
     from unidist_parameter_server.server.serving import ParameterServerProcess
 
 __all__ = [
-    "ParameterServerProcess", "Segment",
+    "ParameterServerProcess", "StoreSegment",
 ]  # fmt: skip
 
-__getattr__ = lazy_names(__name__, {"segment": "Segment", "serving": "ParameterServerProcess"})
+__getattr__ = lazy_names(__name__, {"segment": "StoreSegment", "serving": "ParameterServerProcess"})

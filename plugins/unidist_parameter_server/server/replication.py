@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from unidist.control import ChannelLost
+from unidist.control import ChannelLost, Message, unexpected
 from unidist_parameter_server.optimizers import Rule
-from unidist_parameter_server.server.segment import DeposedError, Replica, Segment
-from unidist_parameter_server.wire import ArrayChannel, SegmentLayout, rules_of, rules_to_json
+from unidist_parameter_server.server.segment import DeposedError, Replica, StoreSegment
+from unidist_parameter_server.wire import ArrayChannel, SegmentLayout, rules_of, told_rules
+from unidist_parameter_server.wire.messages import Applied, CopyChange, CopyShard, Flush
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -45,7 +46,7 @@ class BackupLink(Replica):
 
     def fill(self, index: int, arrays: Sequence[Array]) -> None:
         """See `Replica.fill`."""
-        self._send({"type": "fill", "index": index}, arrays)
+        self._send(CopyShard(index), arrays)
 
     def submit(
         self,
@@ -58,23 +59,16 @@ class BackupLink(Replica):
         factor: float,
     ) -> None:
         """See `Replica.submit`."""
-        message = {
-            "type": "change",
-            "index": index,
-            "version": version,
-            "pushes": [list(push) for push in pushes],
-            "factor": factor,
-        }
         with self._lock:
-            if self._last is None or self._last[0] is not rules or self._last[1] is not present:
-                self._last = rules, present
-                message |= {"rules": rules_to_json(rules), "present": list(present)}
-            self._send_locked(message, [change])
+            is_news = self._last is None or self._last[0] is not rules or self._last[1] is not present
+            self._last = rules, present
+            told, chosen = (told_rules(rules), tuple(present)) if is_news else (None, None)
+            self._send_locked(CopyChange(index, version, tuple(pushes), factor, told, chosen), [change])
 
     def wait(self) -> None:
         """See `Replica.wait`."""
         with self._lock:
-            self._send_locked({"type": "flush"}, [])
+            self._send_locked(Flush(), [])
             if not self._is_broken:
                 try:
                     self._channel.receive(timeout_sec=_TIMEOUT_SEC)
@@ -86,11 +80,11 @@ class BackupLink(Replica):
         """Close the connection."""
         self._channel.close()
 
-    def _send(self, message: dict[str, Any], arrays: Sequence[Array]) -> None:
+    def _send(self, message: Message, arrays: Sequence[Array]) -> None:
         with self._lock:
             self._send_locked(message, arrays)
 
-    def _send_locked(self, message: dict[str, Any], arrays: Sequence[Array]) -> None:
+    def _send_locked(self, message: Message, arrays: Sequence[Array]) -> None:
         if not self._is_broken:
             try:
                 self._channel.send_with(message, arrays, timeout_sec=_TIMEOUT_SEC)
@@ -110,7 +104,7 @@ class BackupLink(Replica):
             self._report(self._reason)
 
 
-def follow(channel: ArrayChannel, segment: Segment) -> None:
+def follow(channel: ArrayChannel, segment: StoreSegment) -> None:
     """Apply what the primary of a segment passes on, until the connection ends.
 
     Raises:
@@ -119,27 +113,27 @@ def follow(channel: ArrayChannel, segment: Segment) -> None:
     layout: SegmentLayout = segment.layout
     largest = max((shard.nbytes for shard in layout.shards), default=0)
     scratch = np.empty(largest, np.uint8)
-    rules: list[Rule] = []
-    present: list[bool] = []
+    rules: Sequence[Rule] = ()
+    present: Sequence[bool] = ()
     while True:
         try:
             message = channel.receive(timeout_sec=_TIMEOUT_SEC)
         except TimeoutError:
             continue  # the kernel finds out whether the other host is there
-        if message["type"] == "flush":
-            channel.send({"type": "applied"}, timeout_sec=_TIMEOUT_SEC)
-            continue
-        index = int(message["index"])
-        each = segment.shards[index]
-        if message["type"] == "fill":
-            arrays = [np.empty_like(array) for array in each.arrays]
-            for array in arrays:
-                channel.receive_array(array, timeout_sec=_TIMEOUT_SEC)
-            segment.fill(index, arrays)
-            continue
-        if "rules" in message:
-            rules, present = rules_of(message["rules"]), list(message["present"])
-        change = scratch[: each.shard.nbytes].view(each.contents.values.dtype)
-        channel.receive_array(change, timeout_sec=_TIMEOUT_SEC)
-        pushes = [(int(worker), int(number)) for worker, number in message["pushes"]]
-        segment.replicated(index, int(message["version"]), pushes, change, rules, present, float(message["factor"]))
+        match message:
+            case Flush():
+                channel.send(Applied(), timeout_sec=_TIMEOUT_SEC)
+            case CopyShard(index):
+                arrays = [np.empty_like(array) for array in segment.shards[index].arrays]
+                for array in arrays:
+                    channel.receive_array(array, timeout_sec=_TIMEOUT_SEC)
+                segment.fill(index, arrays)
+            case CopyChange(index, version, pushes, factor):
+                if message.rules is not None and message.present is not None:
+                    rules, present = rules_of(message.rules), message.present
+                each = segment.shards[index]
+                change = scratch[: each.shard.nbytes].view(each.contents.values.dtype)
+                channel.receive_array(change, timeout_sec=_TIMEOUT_SEC)
+                segment.replicated(index, version, pushes, change, rules, present, factor)
+            case _:
+                raise unexpected(message)

@@ -18,7 +18,7 @@ import numpy as np
 from unidist.errors import PeerLostError, StalledError, UnidistError
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store.applying import apply_change
-from unidist_parameter_server.store.clocks import Clocks, Membership, StepArrivals, listed
+from unidist_parameter_server.store.clocks import Clocks, StepArrivals, WorkerState, listed
 from unidist_parameter_server.store.memory import ShardContents
 from unidist_parameter_server.wire import SegmentLayout
 
@@ -93,7 +93,7 @@ class SegmentShard:
         return [self.contents.values, *self.contents.slots, self.contents.counts]
 
 
-class Segment:
+class StoreSegment:
     """The shards of one store on one server.
 
     Args:
@@ -107,7 +107,7 @@ class Segment:
         workers = layout.num_workers
         self._turn = threading.Condition()
         self._clock_numbers = [0] * workers
-        self._members: list[int] = [Membership.ABSENT] * workers
+        self._members: list[int] = [WorkerState.ABSENT] * workers
         self._clocks = Clocks(self._clock_numbers, self._members)
         self._finished = [0] * workers  # steps that each worker has said to have finished
         self._times = [time.monotonic()] * workers
@@ -139,7 +139,7 @@ class Segment:
         """
         with self._turn:
             self._gone_since.pop(worker, None)
-            if self._members[worker] != Membership.ACTIVE:
+            if self._members[worker] != WorkerState.ACTIVE:
                 self._clocks.join(worker)
                 self._times[worker] = time.monotonic()
             self._advance(worker, finished)
@@ -148,7 +148,7 @@ class Segment:
     def disconnected(self, worker: int) -> None:
         """A worker's connection has ended, and it did not say that it leaves."""
         with self._turn:
-            if self._members[worker] == Membership.ACTIVE:
+            if self._members[worker] == WorkerState.ACTIVE:
                 self._gone_since[worker] = time.monotonic()
 
     def leave(self, worker: int) -> None:
@@ -162,7 +162,7 @@ class Segment:
         """Whether every worker has left, or was lost a while ago."""
         with self._turn:
             active = [worker for worker in self._clocks.active if not self._is_lost(worker)]
-            return not active and Membership.ABSENT not in self._members
+            return not active and WorkerState.ABSENT not in self._members
 
     @property
     def clocks(self) -> list[int]:
@@ -367,8 +367,8 @@ class Segment:
             for worker, member in enumerate(self._members):
                 numbers = [int(each.contents.numbers[worker]) for each in self.shards]
                 self._pushed[worker] = min(numbers, default=0)
-                if member == Membership.ABSENT:
-                    self._members[worker] = Membership.ACTIVE
+                if member == WorkerState.ABSENT:
+                    self._members[worker] = WorkerState.ACTIVE
                     self._gone_since[worker] = now + _TAKEOVER_GRACE_SEC - _GRACE_SEC
 
     def depose(self) -> None:
@@ -429,8 +429,8 @@ class Segment:
         return [self._scratch(each.contents.values)[0][: each.shard.count] for each in self.shards]
 
     def _is_lost(self, worker: int) -> bool:
-        if self._members[worker] != Membership.ACTIVE:
-            return self._members[worker] == Membership.LEFT
+        if self._members[worker] != WorkerState.ACTIVE:
+            return self._members[worker] == WorkerState.LEFT
         since = self._gone_since.get(worker)
         return since is not None and time.monotonic() - since > _GRACE_SEC
 

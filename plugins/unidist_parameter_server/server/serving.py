@@ -12,12 +12,29 @@ from typing import Any, Self
 
 import numpy as np
 
-from unidist.control import ChannelListener, ChannelLost, Message
+from unidist.control import ChannelListener, ChannelLost, Message, WireError, unexpected
+from unidist.control.messages import Failed
 from unidist.errors import ConfigurationError, PeerLostError, UnidistError, UsageError
 from unidist_parameter_server.server.memory import available_bytes, in_units
 from unidist_parameter_server.server.replication import BackupLink, follow
-from unidist_parameter_server.server.segment import DeposedError, Segment
+from unidist_parameter_server.server.segment import DeposedError, StoreSegment
 from unidist_parameter_server.wire import ArrayChannel, SegmentLayout, failure, rules_of
+from unidist_parameter_server.wire.messages import (
+    Done,
+    Fetch,
+    Fill,
+    FinishStep,
+    Leave,
+    Push,
+    PusherHere,
+    PushTogether,
+    ReadContents,
+    ReadLog,
+    Replicate,
+    Retire,
+    ValuesFollow,
+    Welcome,
+)
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,7 +72,7 @@ class ParameterServerProcess:
         self._address_of = address_of
         self._claim = claim
         self._lock = threading.Lock()
-        self._segments: dict[tuple[str, int], Segment] = {}
+        self._segments: dict[tuple[str, int], StoreSegment] = {}
         self._making: dict[tuple[str, int], threading.Lock] = {}
         self._is_primary: set[tuple[str, int]] = set()
         self._channels: set[ArrayChannel] = set()
@@ -101,7 +118,7 @@ class ParameterServerProcess:
             self._channels.add(channel)
         try:
             self._serve(channel)
-        except (ChannelLost, TimeoutError, DeposedError):
+        except (ChannelLost, WireError, TimeoutError, DeposedError):
             pass  # the other end is gone, or finds out that it was deposed
         finally:
             channel.close()
@@ -110,23 +127,25 @@ class ParameterServerProcess:
 
     def _serve(self, channel: ArrayChannel) -> None:
         message = channel.receive(timeout_sec=_PROOF_SEC)
-        layout = SegmentLayout.from_json(message["layout"])
+        if not isinstance(message, (Replicate, PusherHere)):
+            raise unexpected(message)
+        layout = message.layout
         try:
-            if message["type"] == "replicate":
+            if isinstance(message, Replicate):
                 segment = self._made(layout, is_primary=False)
             else:
                 segment = self._made(layout, is_primary=layout.segment == self._number)
-                if message["takeover"]:
+                if message.takeover:
                     self._take_over(segment)
         except UnidistError as exc:
             channel.send(failure(exc), timeout_sec=_SILENCE_SEC)
             return
-        channel.send({"type": "welcome", "step": segment.step}, timeout_sec=_SILENCE_SEC)
-        if message["type"] == "replicate":
+        channel.send(Welcome(segment.step), timeout_sec=_SILENCE_SEC)
+        if isinstance(message, Replicate):
             follow(channel, segment)
         else:
-            worker = int(message["worker"])
-            segment.join(worker, int(message["finished"]))
+            worker = message.worker
+            segment.join(worker, message.finished)
             session = _Session(channel, segment, worker)
             try:
                 session.run()
@@ -137,7 +156,7 @@ class ParameterServerProcess:
                     segment.disconnected(worker)
                 self._forget_if_left(segment)
 
-    def _made(self, layout: SegmentLayout, *, is_primary: bool) -> Segment:
+    def _made(self, layout: SegmentLayout, *, is_primary: bool) -> StoreSegment:
         """Return a segment, which is made when the first worker asks for it.
 
         Raises:
@@ -164,11 +183,11 @@ class ParameterServerProcess:
             )
         return segment
 
-    def _new_segment(self, layout: SegmentLayout) -> Segment:
+    def _new_segment(self, layout: SegmentLayout) -> StoreSegment:
         needed, free = layout.nbytes, available_bytes()
         if needed <= free:
             with contextlib.suppress(MemoryError):
-                return Segment(layout)
+                return StoreSegment(layout)
         raise ConfigurationError(
             f"server {self._number} on host {socket.gethostname()} needs {in_units(needed)} for its part of the "
             f"parameters and the optimizer's state, and has {in_units(free)}; use more servers (servers=N), on hosts "
@@ -180,21 +199,21 @@ class ParameterServerProcess:
         try:
             address = self._address_of(layout.backup)
             channel = ArrayChannel.connect(address, self._secret, timeout_sec=_PROOF_SEC)
-            channel.send({"type": "replicate", "layout": layout.to_json()}, timeout_sec=_PROOF_SEC)
+            channel.send(Replicate(layout), timeout_sec=_PROOF_SEC)
             answer = channel.receive(timeout_sec=_SILENCE_SEC)
         except (ChannelLost, TimeoutError, PeerLostError) as exc:
             raise ConfigurationError(
                 f"server {self._number} cannot reach server {layout.backup}, its replica: {exc}"
             ) from exc
-        if answer["type"] == "failed":
-            raise ConfigurationError(str(answer["text"]))
+        if isinstance(answer, Failed):
+            raise ConfigurationError(answer.text)
 
         def report(reason: str) -> None:
             self._report(f"has no replica of its parameters any more: server {layout.backup} is lost ({reason})")
 
         return BackupLink(channel, lambda: self._claim(f"{layout.store}/{layout.segment}"), report)
 
-    def _take_over(self, segment: Segment) -> None:
+    def _take_over(self, segment: StoreSegment) -> None:
         """Become the primary of a segment whose primary a worker has lost.
 
         Raises:
@@ -210,7 +229,7 @@ class ParameterServerProcess:
             self._is_primary.add(key)
         self._report(f"takes over the parameters of server {key[1]}, which is lost")
 
-    def _forget_if_left(self, segment: Segment) -> None:
+    def _forget_if_left(self, segment: StoreSegment) -> None:
         if segment.is_left:
             key = (segment.layout.store, segment.layout.segment)
             with self._lock:
@@ -233,7 +252,7 @@ class _Session:
         worker: its number.
     """
 
-    def __init__(self, channel: ArrayChannel, segment: Segment, worker: int) -> None:
+    def __init__(self, channel: ArrayChannel, segment: StoreSegment, worker: int) -> None:
         self._channel = channel
         self._segment = segment
         self._worker = worker
@@ -247,33 +266,47 @@ class _Session:
         Raises:
             ChannelLost: its connection has ended before.
         """
-        answers = {
-            "fill": self._fill,
-            "push": self._push,
-            "fetch": self._fetch,
-            "contents": self._contents,
-            "finish": self._finish,
-            "together": self._together,
-            "log": self._log,
-            "retire": self._retire,
-        }
         while not self.has_left:
             try:
                 message = self._channel.receive(timeout_sec=_SILENCE_SEC)
             except TimeoutError:
                 continue  # it computes; the kernel finds out whether its host is there
-            if message["type"] == "leave":
+            if isinstance(message, Leave):
                 self.has_left = True
                 return
             try:
-                answers[message["type"]](message)
+                self._answer(message)
             except DeposedError:
                 self._segment.depose()
                 raise ChannelLost("deposed") from None  # the worker turns to the server that goes on
             except UnidistError as exc:
-                if isinstance(exc, ChannelLost):
+                if isinstance(exc, (ChannelLost, WireError)):
                     raise
                 self._send(failure(exc))
+
+    def _answer(self, message: Message) -> None:
+        match message:
+            case Fill(indices):
+                self._fill(indices)
+            case Push():
+                self._push(message)
+            case Fetch(indices):
+                self._fetch(indices)
+            case ReadContents(indices):
+                self._contents(indices)
+            case FinishStep(finished, bound, timeout_sec):
+                self._segment.finish_step(self._worker, finished, bound, timeout_sec)
+                self._send(Done())
+            case PushTogether():
+                self._together(message)
+            case ReadLog():
+                shards = tuple(tuple(each.log) for each in self._segment.shards)
+                self._send(Done(log=shards, clocks=tuple(self._segment.clocks)))
+            case Retire():
+                self._segment.leave(self._worker)
+                self._send(Done())
+            case _:
+                raise unexpected(message)
 
     def _send(self, message: Message) -> None:
         self._channel.send(message, timeout_sec=_SILENCE_SEC)
@@ -286,76 +319,63 @@ class _Session:
         if self._segment.replica is not None:
             self._segment.replica.wait()
 
-    def _fill(self, message: Message) -> None:
-        for index in message["indices"]:
+    def _fill(self, indices: Sequence[int]) -> None:
+        for index in indices:
             arrays = [np.empty_like(array) for array in self._segment.shards[index].arrays]
             for array in arrays:
                 self._channel.receive_array(array, timeout_sec=_SILENCE_SEC)
             self._segment.fill(index, arrays)
         self._wait_for_replica()
-        self._send({"type": "done"})
+        self._send(Done())
 
-    def _push(self, message: Message) -> None:
-        rules, present = rules_of(message["rules"]), message["present"]
-        read_versions = message["versions"]
-        for place, index in enumerate(message["indices"]):
+    def _push(self, message: Push) -> None:
+        rules = rules_of(message.rules)
+        for place, index in enumerate(message.indices):
             change = self._scratch(index)
             self._channel.receive_array(change, timeout_sec=_SILENCE_SEC)
-            read_version = None if read_versions is None else int(read_versions[place])
+            read_version = None if message.versions is None else message.versions[place]
             self._segment.push(
-                index, self._worker, message["number"], change, rules, present, message["factor"], read_version
+                index, self._worker, message.number, change, rules, message.present, message.factor, read_version
             )
         self._wait_for_replica()
-        if message["fetches"]:
-            self._fetch(message)
+        if message.fetches:
+            self._fetch(message.indices)
         else:
-            versions = [self._segment.shards[index].version for index in message["indices"]]
-            self._send({"type": "done", "versions": versions, "step": self._segment.step})
+            versions = tuple(self._segment.shards[index].version for index in message.indices)
+            self._send(Done(versions, self._segment.step))
 
-    def _fetch(self, message: Message) -> None:
+    def _fetch(self, indices: Sequence[int]) -> None:
         step = self._segment.step
-        self._send({"type": "values"})
+        self._send(ValuesFollow())
         versions = []
-        for index in message["indices"]:
+        for index in indices:
             values = self._scratch(index)
             versions.append(self._segment.read(index, values))
             self._channel.send_arrays([values], timeout_sec=_SILENCE_SEC)
-        self._send({"type": "done", "versions": versions, "step": step})
+        self._send(Done(tuple(versions), step))
 
-    def _contents(self, message: Message) -> None:
-        self._send({"type": "values"})
-        for index in message["indices"]:
+    def _contents(self, indices: Sequence[int]) -> None:
+        self._send(ValuesFollow())
+        for index in indices:
             each = self._segment.shards[index]
             with each.lock:
                 copies = [array.copy() for array in each.arrays]
             self._channel.send_arrays(copies, timeout_sec=_SILENCE_SEC)
-        self._send({"type": "done"})
+        self._send(Done())
 
-    def _finish(self, message: Message) -> None:
-        self._segment.finish_step(self._worker, message["finished"], message["bound"], message["timeout_sec"])
-        self._send({"type": "done"})
-
-    def _together(self, message: Message) -> None:
+    def _together(self, message: PushTogether) -> None:
         def receive(arrays: Sequence[Array]) -> None:
             for array in arrays:
                 self._channel.receive_array(array, timeout_sec=_SILENCE_SEC)
 
         counts = self._segment.push_together(
             self._worker,
-            message["number"],
-            message["label"],
-            message["present"],
-            rules_of(message["rules"]),
+            message.number,
+            message.label,
+            message.present,
+            rules_of(message.rules),
             receive,
-            waits=message["waits"],
-            timeout_sec=message["timeout_sec"],
+            waits=message.waits,
+            timeout_sec=message.timeout_sec,
         )
-        self._send({"type": "done", "counts": counts, "step": self._segment.step})
-
-    def _retire(self, message: Message) -> None:
-        self._segment.leave(self._worker)
-        self._send({"type": "done"})
-
-    def _log(self, message: Message) -> None:
-        shards = [[list(push) for push in each.log] for each in self._segment.shards]
-        self._send({"type": "done", "log": shards, "clocks": self._segment.clocks})
+        self._send(Done(counts=counts, step=self._segment.step))

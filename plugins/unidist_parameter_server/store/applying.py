@@ -9,13 +9,13 @@ import numpy as np
 
 from unidist_parameter_server.optimizers import FlatStep, Rule, apply_native
 from unidist_parameter_server.store.memory import ShardContents
-from unidist_parameter_server.store.shards import Shard
+from unidist_parameter_server.store.shards import StoreShard
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def apply_change(
-    shard: Shard,
+    shard: StoreShard,
     before: ShardContents,
     after: ShardContents,
     change: Array,
@@ -65,7 +65,7 @@ def apply_change(
 
 
 def _spans(
-    shard: Shard, counts: Sequence[int], rules: Sequence[Rule], present: Sequence[bool]
+    shard: StoreShard, counts: Sequence[int], rules: Sequence[Rule], present: Sequence[bool]
 ) -> Iterator[tuple[int, int]]:
     """Yield first and end of neighbouring pieces with the same change, including the gaps between them."""
     pieces = shard.pieces

@@ -30,7 +30,7 @@ class Numbers(Protocol):
         """Return all of them."""
 
 
-class Membership(IntEnum):
+class WorkerState(IntEnum):
     """Whether a worker counts."""
 
     ABSENT = 0
@@ -45,7 +45,7 @@ class Clocks:
 
     Args:
         clocks: one number for each worker.
-        members: one `Membership` for each worker.
+        members: one `WorkerState` for each worker.
     """
 
     def __init__(self, clocks: Numbers, members: Numbers) -> None:
@@ -55,7 +55,7 @@ class Clocks:
     @property
     def active(self) -> list[int]:
         """The workers that count."""
-        return [worker for worker, member in enumerate(self._members) if member == Membership.ACTIVE]
+        return [worker for worker, member in enumerate(self._members) if member == WorkerState.ACTIVE]
 
     def join(self, worker: int) -> None:
         """Let a worker count from now on. Its clock begins at that of the slowest, so that nobody has to wait longer.
@@ -65,11 +65,11 @@ class Clocks:
         others = [self._clocks[other] for other in self.active if other != worker]
         # The clock is set first: a process that ends in between has not joined.
         self._clocks[worker] = min(others) if others else max(self._clocks, default=0)
-        self._members[worker] = Membership.ACTIVE
+        self._members[worker] = WorkerState.ACTIVE
 
     def leave(self, worker: int) -> None:
         """Let a worker not count any more."""
-        self._members[worker] = Membership.LEFT
+        self._members[worker] = WorkerState.LEFT
 
     def finish_step(self, worker: int) -> int:
         """Advance a worker's clock by one, and return it."""

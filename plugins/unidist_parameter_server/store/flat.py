@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unidist.algorithms import copy_memory
-from unidist_parameter_server.store.shards import Piece, Shard
+from unidist_parameter_server.store.shards import ShardPiece, StoreShard
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -20,14 +20,14 @@ class FlatChange:
     """A `Push.change` that returns parts of flat memory.
 
     Args:
-        memories: one array for each flat memory; see `Shard.memory`.
+        memories: one array for each flat memory; see `StoreShard.memory`.
     """
 
     def __init__(self, memories: Sequence[Array]) -> None:
         self.memories = tuple(memories)
         self.addresses = np.array([memory.ctypes.data for memory in memories], np.int64)
 
-    def __call__(self, shard: Shard) -> Array:
+    def __call__(self, shard: StoreShard) -> Array:
         """Return the part of a shard."""
         part: Array = self.memories[shard.memory][shard.begin : shard.begin + shard.count]
         return part
@@ -41,7 +41,7 @@ class FlatTargets:
         targets: the memory of each parameter, flat and writable.
     """
 
-    def __init__(self, shards: Sequence[Shard], targets: Sequence[Array]) -> None:
+    def __init__(self, shards: Sequence[StoreShard], targets: Sequence[Array]) -> None:
         self.places = [[_Place(targets[piece.parameter], piece) for piece in shard.pieces] for shard in shards]
         self.addresses = np.array([place.address for places in self.places for place in places], np.int64)
         self.nbytes = sum(target.nbytes for target in targets)
@@ -71,7 +71,7 @@ class _Place:
 
     __slots__ = ("address", "piece", "target")
 
-    def __init__(self, target: Array, piece: Piece) -> None:
+    def __init__(self, target: Array, piece: ShardPiece) -> None:
         self.target = target[piece.first : piece.first + piece.stop - piece.start]
         self.piece = piece
         self.address = self.target.ctypes.data

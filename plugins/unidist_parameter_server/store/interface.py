@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from unidist_parameter_server.optimizers import Rule
-from unidist_parameter_server.store.shards import Shard
+from unidist_parameter_server.store.shards import StoreShard
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -34,7 +34,7 @@ class Push:
     """
 
     number: int
-    change: Callable[[Shard], Array]
+    change: Callable[[StoreShard], Array]
     rules: Sequence[Rule]
     present: Sequence[bool]
     factor: float = 1.0
@@ -69,13 +69,13 @@ class Store(ABC):
         num_workers: of all that there were at the start.
     """
 
-    shards: Sequence[Shard]
+    shards: Sequence[StoreShard]
     slots: Sequence[str]
     worker: int
     num_workers: int
 
     @abstractmethod
-    def fill(self, write: Callable[[Shard, Contents], None]) -> None:
+    def fill(self, write: Callable[[StoreShard, Contents], None]) -> None:
         """Let workers write the contents of all shards, each those of some. Collective.
 
         Args:

@@ -14,7 +14,7 @@ from unidist.errors import ConfigurationError
 from unidist_parameter_server.store.inboxes import Inboxes
 from unidist_parameter_server.store.locks import ProcessLocks
 from unidist_parameter_server.store.memory import StoreShape
-from unidist_parameter_server.store.shared_memory import SharedStore
+from unidist_parameter_server.store.shared_memory import SharedMemoryStore
 
 _PATH_BYTES = 1024
 
@@ -39,7 +39,7 @@ def check_shares_memory(communicator: Communicator) -> SharesMemory:
 
 def make_shared_store(
     communicator: Communicator, shape: StoreShape, slots: Sequence[str], *, needed: int, inboxes: Inboxes | None = None
-) -> SharedStore:
+) -> SharedMemoryStore:
     """Return the store of the ranks of a group, which are its workers. Collective.
 
     Args:
@@ -53,7 +53,7 @@ def make_shared_store(
         ConfigurationError: on every rank: they cannot share memory, or there is too little; says how much is needed.
     """
     shared = check_shares_memory(communicator).allocate_shared(shape.nbytes).shared
-    return SharedStore(
+    return SharedMemoryStore(
         shape,
         slots,
         shared.bytes(),

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from unidist_parameter_server.store.shards import Shard
+from unidist_parameter_server.store.shards import StoreShard
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,7 +46,7 @@ class StoreShape:
         log_length: number of updates that are remembered for each shard.
     """
 
-    shards: Sequence[Shard]
+    shards: Sequence[StoreShard]
     num_slots: int
     num_workers: int
     num_parameters: int
@@ -133,7 +133,7 @@ class ShardMemory:
 
 
 @dataclass(frozen=True)
-class Board:
+class StoreBoard:
     """Numbers that workers publish to each other; int64, each written by one store.
 
     Args:
@@ -164,7 +164,7 @@ class Board:
     intents: Sequence[Array]
 
 
-def make_arrays(shape: StoreShape, memory: memoryview) -> tuple[Board, list[ShardMemory]]:
+def make_arrays(shape: StoreShape, memory: memoryview) -> tuple[StoreBoard, list[ShardMemory]]:
     """Return the arrays over memory of `shape.nbytes`, which is zero at first."""
     return _carve(shape, _Carver(memory))
 
@@ -190,7 +190,7 @@ class _Carver:
             return np.empty(0, kind)
         return np.frombuffer(self.memory, kind, count, offset)
 
-    def contents(self, shape: StoreShape, shard: Shard) -> ShardContents:
+    def contents(self, shape: StoreShape, shard: StoreShard) -> ShardContents:
         """Return the next pieces as the contents of a shard."""
         begin = self.nbytes
         dtype = shard.dtype.value
@@ -204,7 +204,7 @@ class _Carver:
         return ShardContents(values, slots, counts, numbers, whole)
 
 
-def _carve(shape: StoreShape, carver: _Carver) -> tuple[Board, list[ShardMemory]]:
+def _carve(shape: StoreShape, carver: _Carver) -> tuple[StoreBoard, list[ShardMemory]]:
     workers = shape.num_workers
     numbers = carver.array("int64", _NUMBERS)
     clocks, members, arrived, counted, processes, times = (carver.array("int64", workers) for _ in range(6))
@@ -214,7 +214,7 @@ def _carve(shape: StoreShape, carver: _Carver) -> tuple[Board, list[ShardMemory]
         inboxes.append([carver.array(dtype, count) for dtype, count in _flat_memories(shape.shards)])
     blocks = [carver.array("uint8", (1 + shape.num_slots) * BLOCK_BYTES) for _ in range(workers)]
     intents = [carver.array("uint8", INTENT_BYTES + 5 * shape.num_parameters) for _ in range(workers)]
-    board = Board(numbers, clocks, members, arrived, counted, processes, times, present, inboxes, blocks, intents)
+    board = StoreBoard(numbers, clocks, members, arrived, counted, processes, times, present, inboxes, blocks, intents)
     journals = []
     for _ in range(workers):
         begin, end = carver.nbytes, carver.nbytes
@@ -234,7 +234,7 @@ def _carve(shape: StoreShape, carver: _Carver) -> tuple[Board, list[ShardMemory]
     return board, shards
 
 
-def _flat_memories(shards: Sequence[Shard]) -> list[tuple[str, int]]:
+def _flat_memories(shards: Sequence[StoreShard]) -> list[tuple[str, int]]:
     """Return type and number of elements of each flat memory that was cut into shards."""
     counts: dict[int, tuple[str, int]] = {}
     for shard in shards:  # those of a memory follow each other

@@ -13,7 +13,7 @@ from unidist_parameter_server.optimizers.native import TYPES, NativeRules
 from unidist_parameter_server.store.flat import FlatChange, FlatTargets
 from unidist_parameter_server.store.interface import Push
 from unidist_parameter_server.store.locks import ProcessLocks
-from unidist_parameter_server.store.memory import BLOCK_BYTES, INTENT_BYTES, Board, ShardMemory, StoreShape
+from unidist_parameter_server.store.memory import BLOCK_BYTES, INTENT_BYTES, ShardMemory, StoreBoard, StoreShape
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -23,7 +23,7 @@ _CACHED_BYTES = 1 << 20
 
 def native_shards(
     shape: StoreShape,
-    board: Board,
+    board: StoreBoard,
     memory: Sequence[ShardMemory],
     inboxes: Array,
     locks: ProcessLocks,
@@ -54,7 +54,7 @@ class NativeShards:
     def __init__(
         self,
         shape: StoreShape,
-        board: Board,
+        board: StoreBoard,
         memory: Sequence[ShardMemory],
         inboxes: Array,
         locks: ProcessLocks,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unidist_parameter_server.store.shards import Shard
+from unidist_parameter_server.store.shards import StoreShard
 
 
-def assign(shards: Sequence[Shard], num_servers: int) -> tuple[range, ...]:
+def assign(shards: Sequence[StoreShard], num_servers: int) -> tuple[range, ...]:
     """Return the numbers of the shards of each server: neighbours, of about the same number of bytes.
 
     Args:

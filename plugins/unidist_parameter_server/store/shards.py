@@ -21,7 +21,7 @@ _FACTORS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 @dataclass(frozen=True)
-class Slot:
+class ParameterSlot:
     """The place of a parameter in flat memory: elements `offset` to `offset + count`."""
 
     parameter: int
@@ -41,11 +41,11 @@ class FlatMemory:
 
     dtype: DType
     count: int
-    slots: tuple[Slot, ...]
+    slots: tuple[ParameterSlot, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """The part of a parameter in a shard.
 
     Args:
@@ -62,7 +62,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Shard:
+class StoreShard:
     """Elements `begin` to `begin + count` of one flat memory.
 
     Args:
@@ -77,7 +77,7 @@ class Shard:
     dtype: DType
     begin: int
     count: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ShardPiece, ...]
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +85,7 @@ class Shard:
         return self.count * self.dtype.itemsize
 
 
-def cut(memories: Sequence[FlatMemory], partition_bytes: int) -> tuple[Shard, ...]:
+def cut(memories: Sequence[FlatMemory], partition_bytes: int) -> tuple[StoreShard, ...]:
     """Cut flat memories into shards of at most `partition_bytes`, rounded up to a cache line, of nearly equal size.
 
     Args:
@@ -108,8 +108,8 @@ def cut(memories: Sequence[FlatMemory], partition_bytes: int) -> tuple[Shard, ..
                 if slot.offset >= end:
                     break
                 low, high = max(begin, slot.offset), min(end, slot.offset + slot.count)
-                pieces.append(Piece(slot.parameter, low - begin, high - begin, low - slot.offset))
-            shards.append(Shard(number, memory.dtype, begin, end - begin, tuple(pieces)))
+                pieces.append(ShardPiece(slot.parameter, low - begin, high - begin, low - slot.offset))
+            shards.append(StoreShard(number, memory.dtype, begin, end - begin, tuple(pieces)))
             begin = end
     return tuple(shards)
 

@@ -20,13 +20,13 @@ from unidist.algorithms import copy_memory
 from unidist.errors import PeerLostError, StalledError
 from unidist_parameter_server.optimizers import Rule
 from unidist_parameter_server.store.applying import apply_change
-from unidist_parameter_server.store.clocks import Clocks, Membership, StepArrivals, listed
+from unidist_parameter_server.store.clocks import Clocks, StepArrivals, WorkerState, listed
 from unidist_parameter_server.store.flat import FlatChange, FlatTargets
 from unidist_parameter_server.store.interface import Contents, Push, Receive, Store
 from unidist_parameter_server.store.locks import ProcessLocks
 from unidist_parameter_server.store.memory import ShardMemory, StoreShape, make_arrays
 from unidist_parameter_server.store.native import native_shards
-from unidist_parameter_server.store.shards import Shard
+from unidist_parameter_server.store.shards import StoreShard
 from unidist_parameter_server.store.waiting import wait_until
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _VERSION, _CLOSED = 0, 1
 
 
-class SharedStore(Store):
+class SharedMemoryStore(Store):
     """One worker's view of the store. Its creation is collective, by `barrier`.
 
     Args:
@@ -242,7 +242,7 @@ class SharedStore(Store):
             self._finish_closed_step(push)
         return True
 
-    def _collect(self, change: Callable[[Shard], Array]) -> None:
+    def _collect(self, change: Callable[[StoreShard], Array]) -> None:
         """Write this worker's gradient to its inbox, if it is not there."""
         own = self._inboxes[self.worker]
         if isinstance(change, FlatChange):
@@ -393,7 +393,7 @@ class SharedStore(Store):
     def _is_alive(self, worker: int) -> bool:
         if worker == self.worker:
             return True
-        is_member = self._board.members[worker] == Membership.ACTIVE
+        is_member = self._board.members[worker] == WorkerState.ACTIVE
         return bool(is_member) and self._locks.holder(self._liveness(worker)) != 0
 
     @contextmanager

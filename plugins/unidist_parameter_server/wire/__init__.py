@@ -1,4 +1,4 @@
-"""Messages between workers and servers: with arrays (`channel`), and their contents (`encoding`).
+"""Messages between workers and servers (`messages`): with arrays (`channel`), and their contents (`encoding`).
 
 `directory` has the keys by which they find each other. Imports `store` and `optimizers`.
 """
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
         failure_value,
         server_key,
     )
-    from unidist_parameter_server.wire.encoding import SegmentLayout, failure, rules_of, rules_to_json, told_error
+    from unidist_parameter_server.wire.encoding import failure, rules_of, told_error, told_rules
+    from unidist_parameter_server.wire.layout import SegmentLayout
 
 __all__ = [
     "ArrayChannel", "SERVER_ROLE", "SegmentLayout", "address_from", "address_value", "claim_key", "failure",
-    "failure_value", "rules_of", "rules_to_json", "server_key", "told_error",
+    "failure_value", "rules_of", "server_key", "told_error", "told_rules",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -31,6 +32,7 @@ __getattr__ = lazy_names(
     {
         "channel": "ArrayChannel",
         "directory": "SERVER_ROLE address_from address_value claim_key failure_value server_key",
-        "encoding": "SegmentLayout failure rules_of rules_to_json told_error",
+        "encoding": "failure rules_of told_error told_rules",
+        "layout": "SegmentLayout",
     },
 )

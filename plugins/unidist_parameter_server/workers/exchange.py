@@ -15,7 +15,7 @@ from unidist.framework import Framework
 from unidist.gradients import LocalExchange, ParameterInfo, ReducedGradients
 from unidist_parameter_server.optimizers.interface import Array
 from unidist_parameter_server.store.inboxes import Inboxes
-from unidist_parameter_server.store.shards import FlatMemory, Slot
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot
 
 _TYPES = (DType.FLOAT32, DType.FLOAT64)
 
@@ -83,7 +83,7 @@ class PushExchange(LocalExchange):
         for buffer in super().reduced().memory:
             end = buffer.address + buffer.nbytes
             slots = tuple(
-                Slot(index, (own.address - buffer.address) // buffer.dtype.itemsize, own.count)
+                ParameterSlot(index, (own.address - buffer.address) // buffer.dtype.itemsize, own.count)
                 for index, own in enumerate(map(self.buffer, range(len(self.parameters))))
                 if own.count and buffer.address <= own.address < end
             )

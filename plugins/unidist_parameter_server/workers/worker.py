@@ -19,7 +19,7 @@ from unidist_parameter_server.store.clocks import waits_for_step
 from unidist_parameter_server.store.flat import FlatChange, FlatTargets
 from unidist_parameter_server.store.interface import Receive
 from unidist_parameter_server.store.memory import StoreShape
-from unidist_parameter_server.store.shards import Shard, cut
+from unidist_parameter_server.store.shards import StoreShard, cut
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
@@ -160,7 +160,7 @@ class Worker:
             first_values: of the slots that a parameter does not have.
         """
 
-        def write(shard: Shard, contents: Contents) -> None:
+        def write(shard: StoreShard, contents: Contents) -> None:
             for place, piece in enumerate(shard.pieces):
                 span, own = slice(piece.start, piece.stop), slice(piece.first, piece.first + piece.stop - piece.start)
                 contents.values[span] = self._targets[piece.parameter][own]
@@ -180,7 +180,7 @@ class Worker:
         """
         counts = [0] * self.num_parameters
 
-        def take(shard: Shard, contents: Contents) -> None:
+        def take(shard: StoreShard, contents: Contents) -> None:
             for place, piece in enumerate(shard.pieces):
                 counts[piece.parameter] = max(counts[piece.parameter], int(contents.counts[place]))
                 for number, kept in enumerate(contents.slots):
@@ -285,10 +285,10 @@ class Worker:
                     gradient = self._gradients[shard.memory][begin : shard.begin + piece.stop]
                     self._targets[piece.parameter][piece.first : piece.first + len(gradient)] -= rate * gradient
 
-    def _change(self) -> Callable[[Shard], Array]:
+    def _change(self) -> Callable[[StoreShard], Array]:
         return self._differences if self._options.difference else self._flat_change
 
-    def _differences(self, shard: Shard) -> Array:
+    def _differences(self, shard: StoreShard) -> Array:
         fetched = self._fetched[shard.memory][shard.begin : shard.begin + shard.count]
         difference = self._difference[fetched.dtype.name][: shard.count]
         difference[:] = 0
@@ -319,5 +319,5 @@ class Worker:
         return receive
 
 
-def _largest(shards: Sequence[Shard]) -> int:
+def _largest(shards: Sequence[StoreShard]) -> int:
     return max((shard.count for shard in shards), default=0)

@@ -23,10 +23,8 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from jax.extend import core
-
 from unidist.errors import ConfigurationError, UsageError
-from unidist_jax.models import variables
+from unidist_jax.models import is_literal, variables
 from unidist_pipeline._jax.program import Program
 from unidist_pipeline.execution.balance import cut_evenly
 
@@ -70,7 +68,7 @@ class _Unit:
     passing: float
 
 
-class _Kind(Enum):
+class _EquationKind(Enum):
     FREE = "depends on no parameter"
     FORM = "form of a parameter"
     WIDE = "of one parameter, but larger"
@@ -94,12 +92,12 @@ class Division:
         self._producers = {out: number for number, each in enumerate(self._equations) for out in each.outvars}
         self._roots = {variable: frozenset((place,)) for place, variable in enumerate(program.parameters)}
         self._kinds = self._classified()
-        self._model = [number for number, kind in enumerate(self._kinds) if kind is _Kind.MODEL]
-        if isinstance(program.loss, core.Literal) or self._producers.get(program.loss) not in self._model:
+        self._model = [number for number, kind in enumerate(self._kinds) if kind is _EquationKind.MODEL]
+        if is_literal(program.loss) or self._producers.get(program.loss) not in self._model:
             raise UsageError("pipeline: the loss must depend on parameters and on the batch, so that it can be cut")
         self.units = self._found_units()
 
-    def _classified(self) -> list[_Kind]:
+    def _classified(self) -> list[_EquationKind]:
         """Return the kind of each equation; keeps the parameters that results without the batch are made of."""
         of_batch, of_model = set(self._program.inputs), set[Any]()
         kinds = []
@@ -109,7 +107,7 @@ class Division:
             has_batch = any(each in of_batch for each in inputs)
             if any(each in of_model for each in inputs) or (roots and has_batch):
                 of_model.update(equation.outvars)
-                kinds.append(_Kind.MODEL)
+                kinds.append(_EquationKind.MODEL)
                 continue
             if has_batch:
                 of_batch.update(equation.outvars)
@@ -117,17 +115,17 @@ class Division:
             kinds.append(self._kind(equation, roots))
         return kinds
 
-    def _kind(self, equation: Any, roots: frozenset[int]) -> _Kind:
+    def _kind(self, equation: Any, roots: frozenset[int]) -> _EquationKind:
         """Return the kind of an equation that is not of the model proper."""
         if not roots:
-            return _Kind.FREE
+            return _EquationKind.FREE
         size = max(prod(out.aval.shape) for out in equation.outvars)
         if len(roots) > 1:
-            return _Kind.DERIVED
+            return _EquationKind.DERIVED
         whole = prod(self._program.parameters[next(iter(roots))].aval.shape)
         if size > whole:
-            return _Kind.WIDE
-        return _Kind.FORM if size > 1 or whole == 1 else _Kind.DERIVED
+            return _EquationKind.WIDE
+        return _EquationKind.FORM if size > 1 or whole == 1 else _EquationKind.DERIVED
 
     # Places for cuts
 
@@ -245,7 +243,7 @@ class Division:
             for place in self._roots_of(number):
                 homes.setdefault(place, stage_of[number])
         for number, kind in enumerate(self._kinds):
-            if kind is _Kind.DERIVED:
+            if kind is _EquationKind.DERIVED:
                 stage_of[number] = max(homes[place] for place in self._roots[self._equations[number].outvars[0]])
         programs: list[StageProgram] = []
         made: list[Any] = [self._program.loss]
@@ -276,7 +274,7 @@ class Division:
                     continue  # of the batch, a constant, or there
                 if number in stage_of and not to_forms:
                     taken.add(variable)
-                elif self._kinds[number] is _Kind.FORM and not to_forms:
+                elif self._kinds[number] is _EquationKind.FORM and not to_forms:
                     weights.add(variable)
                 else:
                     found.add(number)

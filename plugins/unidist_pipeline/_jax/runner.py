@@ -15,7 +15,6 @@ from unidist.buffer import Buffer, DType
 from unidist.errors import UsageError
 from unidist.negotiation.objects import gather_objects
 from unidist.runtime import context as runtime
-from unidist.training.mean_loss import MeanLoss
 from unidist_jax.compiled import translated
 from unidist_jax.framework import JaxFramework
 from unidist_jax.memory import array_of
@@ -52,7 +51,6 @@ class PipelineRunner(StepRunner):
         self._strategy, self._params, self._loss_fn, self._optimizer = strategy, params, loss_fn, optimizer
         params.release()
         self._rank = PipelineRank(self._context, strategy, JaxFramework())
-        self._mean_loss = MeanLoss(self._context)
         self._placement = self._rank.schedule(1).placement
         self._own = [stage for stage, rank in enumerate(self._placement) if rank == self._rank.rank]
         last = len(self._placement) - 1
@@ -122,7 +120,7 @@ class PipelineRunner(StepRunner):
             else:
                 for stage in self._stages.values():
                     stage.end_run()
-            return held, opt_state, jnp.asarray(self._mean_loss.of_all(weight * total), self._loss_type)
+            return held, opt_state, jnp.asarray(weight * total, self._loss_type)
 
     def _traced_update(self, gradients: Any, opt_state: Any, held: Any) -> tuple[Any, Any]:
         return self._optimizer.binding.apply(gradients, opt_state, held, early=())

@@ -247,7 +247,7 @@ class JaxStage(Stage):
 
 
 def is_inexact(variable: Any) -> bool:
-    """Say whether a variable is of floating point, so that gradients flow through it."""
+    """Return whether a variable is of floating point, so that gradients flow through it."""
     return bool(jnp.issubdtype(variable.aval.dtype, jnp.inexact))
 
 

@@ -1,4 +1,4 @@
 """Pipelines of Keras models on TensorFlow: dividing the model, computing its stages, `fit`, tied variables.
 
-Imports `tracing` below, `execution`, the TensorFlow adapter and the core. Private.
+Imports `tracing` below, `execution`, the TensorFlow adapter, the root and the core. Private.
 """

@@ -17,7 +17,7 @@ from unidist_pipeline._keras.placements import StagePlacements
 from unidist_pipeline._keras.released_variables import release
 from unidist_pipeline._keras.tracing.costs import measured_costs
 from unidist_pipeline._keras.tracing.program import Program
-from unidist_pipeline._keras.tracing.split import Segment, balanced_starts, corresponding, segments_of, starts_at
+from unidist_pipeline._keras.tracing.split import StageProgram, balanced_starts, corresponding, segments_of, starts_at
 from unidist_pipeline._keras.tracing.tracer import programs_of
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _compiled_with(model: Any) -> dict[str, Any]:
     return {name: getattr(holder, attribute, None) for name, (holder, attribute) in options.items()}
 
 
-def _users(model: Any, segments: Sequence[tuple[Segment, Segment]]) -> dict[int, set[int]]:
+def _users(model: Any, segments: Sequence[tuple[StageProgram, StageProgram]]) -> dict[int, set[int]]:
     """Return the stages that use each variable, by id; unused variables belong to the first stage."""
     users: dict[int, set[int]] = {}
     for number, pair in enumerate(segments):
@@ -176,7 +176,7 @@ def _users(model: Any, segments: Sequence[tuple[Segment, Segment]]) -> dict[int,
     return users
 
 
-def _check_shared(segments: Sequence[tuple[Segment, Segment]], placement: Sequence[int]) -> None:
+def _check_shared(segments: Sequence[tuple[StageProgram, StageProgram]], placement: Sequence[int]) -> None:
     """Refuse layers that several ranks would call and that change while they are called."""
     ranks: dict[int, set[int]] = {}
     layers: dict[int, Any] = {}

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from unidist.errors import UsageError
 from unidist_pipeline._keras.tracing.program import Program
-from unidist_pipeline._keras.tracing.split import Segment
+from unidist_pipeline._keras.tracing.split import StageProgram
 
 
 class StageModule(keras.layers.Layer):  # type: ignore[misc]  # keras has no types
@@ -28,7 +28,7 @@ class StageModule(keras.layers.Layer):  # type: ignore[misc]  # keras has no typ
     def __init__(
         self,
         number: int,
-        segments: tuple[Segment, Segment],
+        segments: tuple[StageProgram, StageProgram],
         programs: tuple[Program, Program],
         penalised: Sequence[tuple[Any, Any]],
         policy: Any,
@@ -72,7 +72,7 @@ class _Segments:
 
     def __init__(
         self,
-        segments: tuple[Segment, Segment],
+        segments: tuple[StageProgram, StageProgram],
         programs: tuple[Program, Program],
         penalised: Sequence[tuple[Any, Any]],
     ) -> None:

@@ -22,7 +22,7 @@ from unidist_keras.mixin import scales_loss
 from unidist_pipeline._keras.division import DIVISION, Division
 from unidist_pipeline._keras.fit import PipelineFit
 from unidist_pipeline._keras.losses import check_loss, mean_loss
-from unidist_pipeline._keras.stage import KerasStage, Loss, MicroBatch, Run, added
+from unidist_pipeline._keras.stage import BatchPass, KerasStage, Loss, MicroBatch, added
 from unidist_pipeline._keras.tied import TiedVariables
 from unidist_pipeline._keras.tracing.program import Ref
 from unidist_pipeline.execution.microbatches import bounds, sizes
@@ -120,7 +120,7 @@ class PipelineRunner(StepRunner):
 
     @property
     def masks_outputs(self) -> bool:
-        """Say whether a Keras mask would reach the loss."""
+        """Return whether a Keras mask would reach the loss."""
         program = self._division.programs[0]
         return any(program.values[number].masked for number in program.returned)
 
@@ -223,7 +223,7 @@ class PipelineRunner(StepRunner):
             )
             for first, stop in bounds(parts)
         ]
-        run = Run(microbatches, loss, training, scale)
+        run = BatchPass(microbatches, loss, training, scale)
         keys: list[Hashable] = [
             (what, training, tuple((tuple(leaf.shape), leaf.dtype.name) for leaf in part.inputs))
             for part in microbatches

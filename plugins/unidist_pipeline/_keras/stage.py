@@ -44,7 +44,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Run:
+class BatchPass:
     """One pass over a batch.
 
     Args:
@@ -91,10 +91,10 @@ class KerasStage(Stage):
         self._losses: list[tuple[float, Any]] = []
         self._recorded: dict[int, _Recorded] = {}
         self._weights: dict[int, Sequence[Any]] = {}
-        self._run: Run | None = None
+        self._run: BatchPass | None = None
         self._call = tf.function(self._traced, autograph=False)
 
-    def begin_run(self, run: Run) -> None:
+    def begin_run(self, run: BatchPass) -> None:
         """Drop the last run, and begin this one."""
         self._run = run
         for kept in (self.gradients, self.outputs, self._recorded, self._weights):
@@ -173,7 +173,7 @@ class KerasStage(Stage):
                 key = id(variable)
                 self.gradients[key] = added(self.gradients[key], gradient) if key in self.gradients else gradient
 
-    def _compute(self, run: Run, part: MicroBatch, taken: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    def _compute(self, run: BatchPass, part: MicroBatch, taken: Sequence[Any]) -> tuple[Sequence[Any], Any]:
         """Return the values that the stage passes on, and what it adds to the loss, or None."""
         outputs, extra = self._call(list(taken), list(part.inputs), run.training)
         losses = list(extra) if run.loss is not None else []

@@ -1,13 +1,14 @@
 """A PyTorch model on one rank of a pipeline, which holds its stages only.
 
 The model stays the same object, of a subclass of its class. Parameters and buffers of other stages are removed: their
-modules have None instead. Paths stay those of the whole model.
+modules have None instead, and scripts that ask for a parameter get an `AbsentAttribute`. Paths stay those of the whole
+model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, PlacesParameter
 from unidist.checkpoint.format.pieces import Placement
 from unidist.errors import ConfigurationError, UsageError
 from unidist.mixins import with_mixin
+from unidist_pipeline._torch.absent import AbsentAttribute, nothing_absent, say_absent
 from unidist_pipeline._torch.tracing.program import Program
 from unidist_torch.models.step_runner import PartOfInputs, PartOfOutputs
 
@@ -122,6 +124,7 @@ class Division:
         ranks = {name: sorted({placement[stage] for stage in stages}) for name, stages in tensors.items()}
         self.shared = {name: held for name, held in ranks.items() if len(held) > 1 and self._slots[name][2]}
         self.stages_of = tensors
+        self._placement = placement
         self._holders = {path: len(ranks[name]) for path, name in self.names.items()}
         self._check_statistics(model, uses)
 
@@ -149,10 +152,23 @@ class Division:
         plain = type(model)
         model.__class__ = with_mixin(plain, PipelineMixin)
         model.__dict__[STATE_ATTRIBUTE] = places
+        rank = self._placement[stages[0]]
+        for path, slot in self._slots.items():
+            module, name, is_parameter = slot
+            if is_parameter and _is_gone(slot):
+                say_absent(module, name, AbsentAttribute(path, self._where(path), rank))
         return RemovedTensors([item for items in gone.values() for item in items if _is_gone(item[0])])
 
+    def _where(self, path: str) -> str:
+        stages = self.stage_of_paths[path]
+        ranks = sorted({self._placement[stage] for stage in stages})
+        return (
+            f"stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}, "
+            f"rank{'s' * (len(ranks) > 1)} {' and '.join(map(str, ranks))} of the pipeline"
+        )
+
     def _held_by_other_name(self, module: torch.nn.Module, name: str, own: set[int]) -> bool:
-        """Say whether the same module has another path, which this rank uses."""
+        """Return whether the same module has another path, which this rank uses."""
         return any(
             slot[0] is module and slot[1] == name and own & set(self.stage_of_paths[path])
             for path, slot in self._slots.items()
@@ -183,13 +199,18 @@ class RemovedTensors:
     @contextmanager
     def with_placeholders(self) -> Iterator[None]:
         """Within the block the model has all of its parameters and buffers, those of other ranks without values."""
-        for (module, name, is_parameter), tensor in self._slots:
-            _registered(module, is_parameter)[name] = tensor
-        try:
-            yield
-        finally:
-            for (module, name, is_parameter), _ in self._slots:
-                _registered(module, is_parameter)[name] = None
+        with self.unsaid():
+            for (module, name, is_parameter), tensor in self._slots:
+                _registered(module, is_parameter)[name] = tensor
+            try:
+                yield
+            finally:
+                for (module, name, is_parameter), _ in self._slots:
+                    _registered(module, is_parameter)[name] = None
+
+    def unsaid(self) -> AbstractContextManager[None]:
+        """Within the block modules have None for the parameters of other ranks."""
+        return nothing_absent([module for (module, _, is_parameter), _ in self._slots if is_parameter])
 
 
 def _own(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -200,7 +221,7 @@ def _own(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 
 
 def _uses(used: Collection[str], path: str) -> bool:
-    """Say whether a stage uses the parameter or buffer at a path: itself, or a module that it belongs to."""
+    """Return whether a stage uses the parameter or buffer at a path: itself, or a module that it belongs to."""
     if path in used:
         return True
     while path:

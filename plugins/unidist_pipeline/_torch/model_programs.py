@@ -26,8 +26,8 @@ from unidist_pipeline._torch.tracing.program import Program, SplitPoint
 from unidist_pipeline._torch.tracing.split import (
     CannotTrace,
     Costs,
-    Cut,
     FxTracer,
+    ModelCuts,
     Tracer,
     brief,
     find_points,
@@ -210,7 +210,7 @@ class ModelPrograms:
         num_stages: int,
         costs: Costs,
         example: Mapping[str, Any] | None,
-    ) -> tuple[Program, Cut]:
+    ) -> tuple[Program, ModelCuts]:
         arguments = default_arguments(self.forward) if example is None else example
         constants_of(arguments)  # or they are refused
         if example is not None and (variadic := unnamed(self.forward, example)):
@@ -251,7 +251,8 @@ class ModelPrograms:
     def _of_export(self, model: torch.nn.Module, arguments: Mapping[str, Any]) -> Program:
         assert self._exports is not None
         try:
-            exported = self._exports.of(model, arguments, _num_samples(arguments))
+            with nullcontext() if self._removed is None else self._removed.unsaid():
+                exported = self._exports.of(model, arguments, _num_samples(arguments))
         except Exception as error:
             raise UsageError(
                 f"with these arguments torch.export cannot follow the model: {brief(error)}. Sizes may decide what is "

@@ -18,7 +18,7 @@ from unidist_pipeline._torch.mean_check import CheckedLoss
 from unidist_pipeline._torch.model import Division
 from unidist_pipeline._torch.model_programs import ModelPrograms
 from unidist_pipeline._torch.samples import cut, num_samples
-from unidist_pipeline._torch.stage import Batch, Outcome, StageRandom, TorchStage
+from unidist_pipeline._torch.stage import Batch, StageOutcome, StageRandom, TorchStage
 from unidist_pipeline._torch.tied import TiedGradients
 from unidist_pipeline._torch.tracing.fx import bound_arguments
 from unidist_pipeline._torch.tracing.values import message_of, parts_of, value_of
@@ -102,7 +102,7 @@ class PipelineRunner(StepRunner):
             told = self._rank.message_from_last(message)
             return outcome.outputs[0] if outcome.outputs else value_of(told.form, told.tensors)
 
-    def _run(self, inputs: Any, targets: Any, num_microbatches: int, *, trains: bool) -> Outcome:
+    def _run(self, inputs: Any, targets: Any, num_microbatches: int, *, trains: bool) -> StageOutcome:
         divided, model = self._divided, self._model
         wants_loss = targets is not None
         arguments = bound_arguments(divided.programs.forward, inputs)
@@ -121,7 +121,7 @@ class PipelineRunner(StepRunner):
             [(stop - start) / total for start, stop in pieces],
             trains,
         )
-        outcome = Outcome()
+        outcome = StageOutcome()
         stages = {
             number: TorchStage(
                 number,
@@ -150,7 +150,7 @@ class PipelineRunner(StepRunner):
         )
         return outcome
 
-    def _loss(self, outcome: Outcome) -> torch.Tensor:
+    def _loss(self, outcome: StageOutcome) -> torch.Tensor:
         """Return the loss of the batch, on every rank."""
         if outcome.losses:
             total = torch.stack([outcome.losses[index] for index in sorted(outcome.losses)]).sum()

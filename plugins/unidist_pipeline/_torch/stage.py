@@ -91,7 +91,7 @@ class _SavedForward:
 
 
 @dataclass
-class Outcome:
+class StageOutcome:
     """Results of the last stage."""
 
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class TorchStage(Stage):
         *,
         sums: GradientSums,
         random: StageRandom,
-        outcome: Outcome,
+        outcome: StageOutcome,
         loss_fn: LossFunction,
         reduced: Callable[[int], None],
     ) -> None:

@@ -48,7 +48,7 @@ class Product:
 
 
 def may_be_product(weight: torch.Tensor) -> bool:
-    """Say whether the gradient of a weight is a product if the weight is used like that of a linear layer."""
+    """Return whether the gradient of a weight is a product if the weight is used like that of a linear layer."""
     # On other devices the order of what several streams compute would have to be seen to.
     plain = weight.is_cpu and weight.layout is torch.strided and weight.dim() == 2 and weight.is_floating_point()
     return plain and not weight._backward_hooks  # which want to see the gradient

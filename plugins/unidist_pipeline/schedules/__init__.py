@@ -13,7 +13,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist_pipeline.schedules.builder import complete, with_gathers
     from unidist_pipeline.schedules.catalog import build_schedule
-    from unidist_pipeline.schedules.execution_model import Messages
+    from unidist_pipeline.schedules.execution_model import MessageMode
     from unidist_pipeline.schedules.files import read_schedule, write_schedule
     from unidist_pipeline.schedules.model import (
         Action,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from unidist_pipeline.schedules.validation import validate
 
 __all__ = [
-    "Action", "ActionKind", "Messages", "PipelineSize", "Schedule", "ScheduleError", "ScheduleSpec", "StageTimes",
+    "Action", "ActionKind", "MessageMode", "PipelineSize", "Schedule", "ScheduleError", "ScheduleSpec", "StageTimes",
     "build_schedule", "complete", "parse_action", "read_schedule", "round_robin", "v_shaped", "validate",
     "with_gathers", "write_schedule",
 ]  # fmt: skip
@@ -40,7 +40,7 @@ __getattr__ = lazy_names(
     {
         "builder": "complete with_gathers",
         "catalog": "build_schedule",
-        "execution_model": "Messages",
+        "execution_model": "MessageMode",
         "files": "read_schedule write_schedule",
         "model": "Action ActionKind PipelineSize Schedule ScheduleError StageTimes parse_action round_robin v_shaped",
         "registration": "ScheduleSpec",

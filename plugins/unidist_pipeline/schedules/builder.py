@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from unidist_pipeline.schedules.facts import made_by, needed_by
 from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule, ScheduleError
-from unidist_pipeline.schedules.playback import Step, play
+from unidist_pipeline.schedules.playback import PlaybackStep, play
 
 _USUAL_DURATION = {
     ActionKind.FORWARD: 1.0,
@@ -80,7 +80,7 @@ def _messages(
     """Return for each rank the messages before its computing action number i, in order."""
     steps = [
         [
-            Step(needed_by(action, placement, by_message=False), made_by(action), _USUAL_DURATION[action.kind])
+            PlaybackStep(needed_by(action, placement, by_message=False), made_by(action), _USUAL_DURATION[action.kind])
             for action in actions
         ]
         for actions in compute

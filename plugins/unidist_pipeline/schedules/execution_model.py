@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from unidist_pipeline.schedules.facts import awaited_by, delivered_by, made_by, needed_by
 from unidist_pipeline.schedules.model import COMPUTE, RECEIVES, SENDS, Action, ActionKind, Schedule
-from unidist_pipeline.schedules.playback import Step
+from unidist_pipeline.schedules.playback import PlaybackStep
 
 
-class Messages(StrEnum):
+class MessageMode(StrEnum):
     """When executors wait at a message."""
 
     ASYNCHRONOUS = "asynchronous"
@@ -22,8 +22,8 @@ class Messages(StrEnum):
 
 
 def steps_of(
-    schedule: Schedule, messages: Messages, *, duration: Callable[[Action], float] = lambda action: 0.0
-) -> list[list[Step]]:
+    schedule: Schedule, messages: MessageMode, *, duration: Callable[[Action], float] = lambda action: 0.0
+) -> list[list[PlaybackStep]]:
     """Return the schedule for `playback.play`, one step for each action.
 
     Args:
@@ -39,24 +39,24 @@ def steps_of(
 
 
 def _step(
-    action: Action, schedule: Schedule, messages: Messages, duration: Callable[[Action], float], gathered: set[int]
-) -> Step:
+    action: Action, schedule: Schedule, messages: MessageMode, duration: Callable[[Action], float], gathered: set[int]
+) -> PlaybackStep:
     kind = action.kind
     if kind in COMPUTE:
         needs = needed_by(action, schedule.placement, by_message=True)
         if kind is ActionKind.FORWARD and action.stage in gathered:
             needs = (*needs, ("parameters", action.stage, 0))
-        return Step(needs, made_by(action), duration(action))
+        return PlaybackStep(needs, made_by(action), duration(action))
     if kind in SENDS:
-        if messages is Messages.RENDEZVOUS:
-            return Step((awaited_by(action),), None, duration(action), announces=delivered_by(action))
-        return Step((), delivered_by(action), delay=duration(action))
+        if messages is MessageMode.RENDEZVOUS:
+            return PlaybackStep((awaited_by(action),), None, duration(action), announces=delivered_by(action))
+        return PlaybackStep((), delivered_by(action), delay=duration(action))
     if kind in RECEIVES:
-        if messages is Messages.ASYNCHRONOUS:
-            return Step()
-        if messages is Messages.BUFFERED:
-            return Step((delivered_by(action),))
-        return Step((delivered_by(action),), None, duration(action), announces=awaited_by(action))
+        if messages is MessageMode.ASYNCHRONOUS:
+            return PlaybackStep()
+        if messages is MessageMode.BUFFERED:
+            return PlaybackStep((delivered_by(action),))
+        return PlaybackStep((delivered_by(action),), None, duration(action), announces=awaited_by(action))
     if kind is ActionKind.GATHER:
-        return Step((), ("parameters", action.stage, 0), delay=duration(action))
-    return Step()  # an exchange of gradients goes on beside what follows; nothing in the schedule waits for it
+        return PlaybackStep((), ("parameters", action.stage, 0), delay=duration(action))
+    return PlaybackStep()  # an exchange of gradients goes on beside what follows; nothing in the schedule waits for it

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from unidist_pipeline.schedules.facts import Fact
 
 
-class Step(NamedTuple):
+class PlaybackStep(NamedTuple):
     """One step of a rank.
 
     Attributes:
@@ -46,7 +46,7 @@ class Playback:
     stuck: dict[int, tuple[int, Fact]]
 
 
-def play(ranks: Sequence[Sequence[Step]]) -> Playback:
+def play(ranks: Sequence[Sequence[PlaybackStep]]) -> Playback:
     """Run every list in order; each step as soon as its rank is free and all facts that it needs hold."""
     known: dict[Fact, float] = {}
     waiting: dict[Fact, list[int]] = {}

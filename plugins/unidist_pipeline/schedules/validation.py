@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from unidist_pipeline.schedules.execution_model import Messages, steps_of
+from unidist_pipeline.schedules.execution_model import MessageMode, steps_of
 from unidist_pipeline.schedules.facts import Fact, delivered_by
 from unidist_pipeline.schedules.model import RECEIVES, SENDS, WHOLE_STAGE, Action, ActionKind, Schedule, ScheduleError
 from unidist_pipeline.schedules.playback import play
@@ -159,10 +159,10 @@ def _check_messages(schedule: Schedule) -> None:
 
 
 def _check_progress(schedule: Schedule) -> None:
-    stuck = play(steps_of(schedule, Messages.RENDEZVOUS)).stuck
+    stuck = play(steps_of(schedule, MessageMode.RENDEZVOUS)).stuck
     if not stuck:
         return  # then it comes to its end where fewer sides wait, too
-    always = play(steps_of(schedule, Messages.BUFFERED)).stuck
+    always = play(steps_of(schedule, MessageMode.BUFFERED)).stuck
     when = "even if sends do not wait" if always else "where a send waits for its receive"
     stuck = always or stuck
     places = [f"rank {rank} at {schedule.ranks[rank][index]} (action {index})" for rank, (index, _) in stuck.items()]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from unidist_pipeline.schedules.execution_model import Messages, steps_of
+from unidist_pipeline.schedules.execution_model import MessageMode, steps_of
 from unidist_pipeline.schedules.model import COMPUTE, Action, ActionKind, Schedule, ScheduleError
 from unidist_pipeline.schedules.playback import play
 from unidist_pipeline.simulation.costs import Costs, StageCosts
@@ -104,7 +104,7 @@ def peak_activations(schedule: Schedule, costs: StageCosts) -> tuple[float, ...]
 
 
 def simulate(
-    schedule: Schedule, costs: Costs | None = None, *, messages: Messages = Messages.ASYNCHRONOUS
+    schedule: Schedule, costs: Costs | None = None, *, messages: MessageMode = MessageMode.ASYNCHRONOUS
 ) -> Simulation:
     """Simulate a schedule; takes time in proportion to its actions.
 

@@ -19,27 +19,31 @@ _log = logging.getLogger("unidist")
 
 
 @dataclass(frozen=True)
-class Candidate:
+class StrategyCandidate:
     """A strategy line ("" is plain data parallelism) and what a rank holds with it."""
 
     line: str
     estimate: Estimate
 
-    def is_same_line(self, other: Candidate) -> bool:
-        """Say whether the other line has the same items, in any order."""
+    def is_same_line(self, other: StrategyCandidate) -> bool:
+        """Return whether the other line has the same items, in any order."""
         return set(_items(self.line)) == set(_items(other.line))
 
 
-def estimate_line(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategySpec]) -> Candidate:
+def estimate_line(
+    workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategySpec]
+) -> StrategyCandidate:
     """Return the estimate for a strategy line.
 
     Raises:
         ConfigurationError: the line cannot be read, or does not fit the number of ranks.
     """
-    return Candidate(line, estimate(workload, make_plan(build(line, registry), num_ranks, registry)))
+    return StrategyCandidate(line, estimate(workload, make_plan(build(line, registry), num_ranks, registry)))
 
 
-def compare(workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategySpec]) -> list[Candidate]:
+def compare(
+    workload: Workload, line: str, *, num_ranks: int, registry: Registry[StrategySpec]
+) -> list[StrategyCandidate]:
     """Return the workload under each combination of what strategies propose, in the order of registration.
 
     Args:
@@ -59,7 +63,7 @@ def compare(workload: Workload, line: str, *, num_ranks: int, registry: Registry
         if issubclass(cls, EstimatesMemory) and cls.alternatives():
             choices[spec.name] = ("", *cls.alternatives())
     fixed = [item for item in _items(line) if parse(item)[0].name not in choices]
-    found: list[Candidate] = []
+    found: list[StrategyCandidate] = []
     for combination in itertools.product(*choices.values()):
         tried = ",".join([*filter(None, combination), *fixed])
         try:

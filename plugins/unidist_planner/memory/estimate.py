@@ -14,7 +14,7 @@ HALF_BYTES = 2.0
 
 
 @dataclass(frozen=True)
-class Line:
+class EstimateLine:
     """One row of an estimate: so many bytes of a kind, somewhere."""
 
     name: str
@@ -26,7 +26,7 @@ class Line:
 class Estimate:
     """Peak memory of one rank. `unknown` names what the figures do not tell."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[EstimateLine, ...]
     unknown: tuple[str, ...] = ()
 
     def total(self, place: Place = "device") -> float:
@@ -79,27 +79,27 @@ def in_bytes(memory: RankMemory, workload: Workload) -> Estimate:
     return Estimate((*_model_lines(memory, workload), *_activation_lines(memory, workload)), _unknown(workload))
 
 
-def _model_lines(memory: RankMemory, workload: Workload) -> list[Line]:
+def _model_lines(memory: RankMemory, workload: Workload) -> list[EstimateLine]:
     model = workload.model
     lines = []
     for category in CATEGORIES:
         held = memory.holding(category)
         count = model.parameters if category == "parameters" else model.num_trained
         if held.bytes_each:
-            lines.append(Line(_NAMES[category], count * held.bytes_each * held.share, held.place))
+            lines.append(EstimateLine(_NAMES[category], count * held.bytes_each * held.share, held.place))
     for item in memory.working:
-        lines.append(Line(item.name, item.num_elements * memory.holding(item.like).bytes_each))
+        lines.append(EstimateLine(item.name, item.num_elements * memory.holding(item.like).bytes_each))
     return lines
 
 
-def _activation_lines(memory: RankMemory, workload: Workload) -> list[Line]:
+def _activation_lines(memory: RankMemory, workload: Workload) -> list[EstimateLine]:
     if workload.activations is None:
         return []
     held = memory.activations
     kept = workload.activations.bytes(held.itemsize)
-    lines = [Line("activations", _on_device(held, kept) * held.share)]
+    lines = [EstimateLine("activations", _on_device(held, kept) * held.share)]
     if held.policy == "offload":
-        lines.append(Line("activations", kept.blocks * held.share, held.place))
+        lines.append(EstimateLine("activations", kept.blocks * held.share, held.place))
     return lines
 
 

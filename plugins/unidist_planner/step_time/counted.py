@@ -17,7 +17,7 @@ from unidist.cost_model.figures import (
     Workload,
 )
 from unidist.cost_model.step_interface import CountsOperations
-from unidist.cost_model.work import CountedPass, Layer, PieceWork, Work
+from unidist.cost_model.work import CountedPass, Layer, ModelWork, PieceWork
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.source import ScriptModel
 
@@ -40,7 +40,7 @@ class _ForSamples(ActivationModel):
 
 
 @dataclass(frozen=True)
-class CountedWork(Work):
+class CountedWork(ModelWork):
     """A model whose forward pass was counted. What depends on the number of samples is taken to be in proportion.
 
     Blocks are taken to be equal in what they compute and hold, as stages of a pipeline are: of unequal ones the mean.
@@ -95,7 +95,7 @@ class CountedWork(Work):
         return Workload(self._figures, self.optimizer, self.precision, kept)
 
     @override
-    def with_batch(self, batch: int) -> Work:
+    def with_batch(self, batch: int) -> ModelWork:
         return replace(self, batch=batch)
 
     @override

@@ -26,7 +26,7 @@ _ROUNDS, _STEPS = 12, 4
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """A measured run.
 
     Args:
@@ -58,7 +58,7 @@ class Fit:
     cluster: Cluster
     speed: float
     links: float
-    runs: tuple[Run, ...]
+    runs: tuple[MeasuredRun, ...]
     before: tuple[float, ...]
     after: tuple[float, ...]
 
@@ -87,7 +87,7 @@ class Fit:
         }
 
 
-def read_runs(path: Path, batch: int) -> tuple[Run, ...]:
+def read_runs(path: Path, batch: int) -> tuple[MeasuredRun, ...]:
     """Return the runs of a JSON file.
 
     It is a list of objects with "ranks", "strategy" (default: ""), "batch" (default: that of the plan), and either
@@ -113,7 +113,7 @@ def read_runs(path: Path, batch: int) -> tuple[Run, ...]:
     return tuple(_run(one, path, number, batch) for number, one in enumerate(given, start=1))
 
 
-def _run(given: Any, path: Path, number: int, batch: int) -> Run:
+def _run(given: Any, path: Path, number: int, batch: int) -> MeasuredRun:
     where = f"--fit {path}, run {number}"
     known = {"strategy", "ranks", "batch", "seconds", "track"}
     if not isinstance(given, dict) or not known >= set(given):
@@ -125,7 +125,7 @@ def _run(given: Any, path: Path, number: int, batch: int) -> Run:
     seconds = _tracked(path.parent / given["track"], where) if "track" in given else given["seconds"]
     if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ConfigurationError(f"{where}: a step of {seconds!r} seconds; give a number above 0")
-    return Run(str(given.get("strategy", "")), given["ranks"], int(given.get("batch", batch)), float(seconds))
+    return MeasuredRun(str(given.get("strategy", "")), given["ranks"], int(given.get("batch", batch)), float(seconds))
 
 
 def _tracked(path: Path, where: str) -> float:
@@ -146,7 +146,7 @@ def _tracked(path: Path, where: str) -> float:
     return statistics.median(each[1:])
 
 
-def fitted(runs: Sequence[Run], problem: SearchProblem) -> Fit:
+def fitted(runs: Sequence[MeasuredRun], problem: SearchProblem) -> Fit:
     """Return the machines with the correction that brings predictions closest to the measured times.
 
     One run tells how fast ranks compute. Several tell too what links reach, if exchanges take more of the time in
@@ -184,12 +184,12 @@ def fitted(runs: Sequence[Run], problem: SearchProblem) -> Fit:
 
 
 def _differ(first: Sequence[float], second: Sequence[float]) -> bool:
-    """Say whether slower links change some runs more than others."""
+    """Return whether slower links change some runs more than others."""
     factors = [b / a for a, b in zip(first, second, strict=True)]
     return max(factors) > 1.02 * min(factors)
 
 
-def _predicted(run: Run, problem: SearchProblem) -> float:
+def _predicted(run: MeasuredRun, problem: SearchProblem) -> float:
     registry = problem.plugins.registry(StrategySpec)
     problem = replace(problem, work=problem.work.with_batch(run.batch), world_size=run.ranks)
     return predict(run.line, make_plan(build(run.line, registry), run.ranks, registry), problem).seconds

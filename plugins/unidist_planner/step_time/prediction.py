@@ -21,7 +21,7 @@ BACKWARD_FORWARDS = 2
 
 
 @dataclass(frozen=True)
-class Part:
+class TimePart:
     """A part of a step's time.
 
     Args:
@@ -57,7 +57,7 @@ class Prediction:
     axes: dict[str, int]
     samples: int
     num_pieces: int
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
     estimate: Estimate
     flops: float
     exchanging: float
@@ -209,20 +209,22 @@ class Outline:
         passes = step.order.seconds(num // step.passes, self._forward, self._backward, message)
         idle = max(0.0, step.passes * passes - num * (self._forward + self._backward))
         parts = [
-            Part("arithmetic", num * (1 + BACKWARD_FORWARDS) * self._products, is_useful=True),
-            Part(
+            TimePart("arithmetic", num * (1 + BACKWARD_FORWARDS) * self._products, is_useful=True),
+            TimePart(
                 "small products", num * (1 + BACKWARD_FORWARDS) * self._slower, "attention, and starting each product"
             ),
-            Part("memory traffic", num * (1 + BACKWARD_FORWARDS) * self._traffic, "of what is no matrix product"),
-            Part("recomputation", num * self._again),
-            Part("uneven stages", num * (1 + BACKWARD_FORWARDS) * self._unevenly, f"{step.uneven:.2f} of the average"),
+            TimePart("memory traffic", num * (1 + BACKWARD_FORWARDS) * self._traffic, "of what is no matrix product"),
+            TimePart("recomputation", num * self._again),
+            TimePart(
+                "uneven stages", num * (1 + BACKWARD_FORWARDS) * self._unevenly, f"{step.uneven:.2f} of the average"
+            ),
         ]
         for item in self._timed:
             times = 1 if item.moment == "update" else num
-            parts.append(Part(item.item.name, item.exposed * times, item.detail))
+            parts.append(TimePart(item.item.name, item.exposed * times, item.detail))
         stages = plan.mesh.size(step.order.axis) if step.order.axis else 1
-        parts.append(Part("idle", idle, f"{num // step.passes} micro-batches on {stages} ranks of a pipeline"))
-        parts.append(Part("update", self._updating(), "reading and writing the optimizer's state"))
+        parts.append(TimePart("idle", idle, f"{num // step.passes} micro-batches on {stages} ranks of a pipeline"))
+        parts.append(TimePart("update", self._updating(), "reading and writing the optimizer's state"))
         kept = tuple(part for part in _merged(parts) if part.seconds)
         seconds = sum(part.seconds for part in kept)
         return Prediction(
@@ -315,15 +317,15 @@ class Outline:
         return 0.0 if bandwidth is None else num_bytes / bandwidth
 
 
-def _merged(parts: list[Part]) -> list[Part]:
+def _merged(parts: list[TimePart]) -> list[TimePart]:
     """Return the parts with those of one name added up, in the order of their first ones."""
-    found: dict[str, Part] = {}
+    found: dict[str, TimePart] = {}
     for part in parts:
         old = found.get(part.name)
         if old is None:
             found[part.name] = part
         else:
-            found[part.name] = Part(part.name, old.seconds + part.seconds, old.detail, old.is_useful)
+            found[part.name] = TimePart(part.name, old.seconds + part.seconds, old.detail, old.is_useful)
     return list(found.values())
 
 

@@ -8,13 +8,13 @@ from functools import lru_cache
 from typing_extensions import override
 
 from unidist.cost_model.figures import Precision, Workload
-from unidist.cost_model.work import PieceWork, Work
+from unidist.cost_model.work import ModelWork, PieceWork
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.transformer import Transformer
 
 
 @dataclass(frozen=True)
-class TransformerWork(Work):
+class TransformerWork(ModelWork):
     """A transformer by its sizes.
 
     Floating-point operations by Narayanan et al. 2021 (https://arxiv.org/abs/2104.04473), appendix: two for each
@@ -57,7 +57,7 @@ class TransformerWork(Work):
         return Workload(transformer.figures(), self.optimizer, self.precision, transformer)
 
     @override
-    def with_batch(self, batch: int) -> Work:
+    def with_batch(self, batch: int) -> ModelWork:
         return replace(self, batch=batch)
 
     @override

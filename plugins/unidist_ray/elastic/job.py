@@ -80,7 +80,7 @@ def run_elastic(
     """
     # In an actor, because the launcher handles signals in its main thread and the nodes have to reach it. On the node
     # of this process: the job shall end with no other node.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     launcher = ray.remote(LauncherActor).options(num_cpus=0, max_restarts=0, scheduling_strategy=here).remote()
     try:
         running = launcher.run.remote(call, params, settings, dict(env), logged.queue)

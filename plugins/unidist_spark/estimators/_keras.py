@@ -11,7 +11,7 @@ import cloudpickle
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
-from unidist_spark.estimators.base import Array, Columns, History, Predict, SparkEstimator, SparkModel, Training
+from unidist_spark.estimators.base import Array, Columns, History, Predict, RankTraining, SparkEstimator, SparkModel
 from unidist_spark.store import Store
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class KerasModel(SparkModel):
 
 
 @dataclass(frozen=True)
-class _KerasTraining(Training):
+class _KerasTraining(RankTraining):
     """Trains a model by `fit`."""
 
     @override

@@ -12,7 +12,7 @@ import cloudpickle
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError
-from unidist_spark.estimators.base import Array, Columns, History, Predict, SparkEstimator, SparkModel, Training
+from unidist_spark.estimators.base import Array, Columns, History, Predict, RankTraining, SparkEstimator, SparkModel
 from unidist_spark.store import Store
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class TorchModel(SparkModel):
 
 
 @dataclass(frozen=True)
-class _TorchTraining(Training):
+class _TorchTraining(RankTraining):
     """Trains a module by a loop."""
 
     @override

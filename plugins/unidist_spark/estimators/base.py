@@ -56,7 +56,7 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Training(ABC):
+class RankTraining(ABC):
     """A training as every rank runs it; Spark carries it there.
 
     Args:
@@ -147,7 +147,7 @@ class SparkEstimator(Estimator):
 
     def __init__(
         self,
-        training: type[Training],
+        training: type[RankTraining],
         model: type[SparkModel],
         pickled: bytes,
         *,
@@ -241,7 +241,7 @@ class SparkModel(Model):
     """A trained model: adds an output column for each label, an array of numbers named `LABEL__output`.
 
     Args:
-        state: what `Training.write_model` got.
+        state: what `RankTraining.write_model` got.
         columns: that it was trained on.
         history: losses of each epoch: `{"loss": [...], "val_loss": [...]}`.
         run_id: name of the run in the store.

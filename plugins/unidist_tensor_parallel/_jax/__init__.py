@@ -3,5 +3,5 @@
 `axis` has the exchanges, `reshaping` and `rules` say which dim of an operation's results is cut,
 `propagation` evaluates a program so, `roles` cuts a tree by the user's plan, and `binding` puts them together.
 
-Imports `layout`, the JAX adapter and the core. Private.
+Imports `layout`, the JAX adapter, the root and the core. Private.
 """

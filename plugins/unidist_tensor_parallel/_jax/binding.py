@@ -19,7 +19,7 @@ from unidist_jax.models import DividedParameters
 from unidist_jax.optimizer import needs_whole_leaves
 from unidist_tensor_parallel._jax.axis import TensorAxis
 from unidist_tensor_parallel._jax.inner_programs import ALL_RULES
-from unidist_tensor_parallel._jax.propagation import Propagation, Value
+from unidist_tensor_parallel._jax.propagation import CutValue, Propagation
 from unidist_tensor_parallel._jax.roles import CutLeaf, cuts_of
 from unidist_tensor_parallel.binding import TensorBinding
 from unidist_tensor_parallel.layout.cut_parameters import CutParameters
@@ -28,14 +28,14 @@ from unidist_tensor_parallel.layout.roles import general, report
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_tensor_parallel.strategy import Tensor
+    from unidist_tensor_parallel.strategy import TensorParallel
 
 
 class JaxTensor(TensorBinding):
     """See `TensorBinding`."""
 
     @override
-    def partition(self, strategy: Tensor, model: Any, context: RuntimeAPI) -> Any:
+    def partition(self, strategy: TensorParallel, model: Any, context: RuntimeAPI) -> Any:
         patterns = strategy.roles()
         shapes = {path: tuple(leaf.shape) for path, leaf in by_path(model).items()}
         if patterns is None:
@@ -90,7 +90,7 @@ class CutTree(DividedParameters):
         self._axis.check_equal([each for each in program.consts if is_traced(each)])
         run = Propagation(self._axis, ALL_RULES)
         operands = [
-            Value(own, self._cuts.get(path), whole.shape)
+            CutValue(own, self._cuts.get(path), whole.shape)
             for (path, own), whole in zip(by_path(tree).items(), jax.tree.leaves(shapes), strict=True)
         ]
         found = [run.whole(value).array for value in run.run(program.jaxpr, program.consts, operands)]

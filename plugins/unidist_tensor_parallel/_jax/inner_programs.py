@@ -9,25 +9,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from unidist_jax.models import CALLS
-from unidist_tensor_parallel._jax.propagation import NeedsExchange, Propagation, Rules, Value
+from unidist_jax.models import CALLS, called, scan_counts
+from unidist_tensor_parallel._jax.propagation import CutValue, NeedsExchange, Propagation, Rules
 from unidist_tensor_parallel._jax.rules import RULES
 from unidist_tensor_parallel.layout.cuts import Cut
 
 
-def _inlined(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _inlined(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """Functions that are called: with their program in place of the call."""
     program = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
-    return run.run(program.jaxpr, program.consts, values)
+    return run.run(*called(program), values)
 
 
-def _checkpointed(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _checkpointed(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """`jax.checkpoint`: the program that is computed again in the backward pass is that of the parts."""
-    kept: list[list[Value]] = []
+    kept: list[list[CutValue]] = []
 
     def parts(*arrays: Any) -> list[Any]:
         operands = [value._replace(array=array) for value, array in zip(values, arrays, strict=True)]
-        kept.append(run.run(equation.params["jaxpr"], (), operands))
+        kept.append(run.run(*called(equation.params["jaxpr"]), operands))
         return [value.array for value in kept[-1]]
 
     options = {name: equation.params[name] for name in ("prevent_cse", "policy")}
@@ -35,10 +35,10 @@ def _checkpointed(run: Propagation, equation: Any, values: Sequence[Value]) -> l
     return [value._replace(array=array) for value, array in zip(kept[-1], arrays, strict=True)]
 
 
-def _scanned(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _scanned(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """`scan`: what is carried from one iteration to the next is whole, stacked arrays may be cut within a row."""
     parameters = equation.params
-    program, num_constants, num_carried = parameters["jaxpr"], parameters["num_consts"], parameters["num_carry"]
+    num_constants, num_carried = scan_counts(equation)
     constants = values[:num_constants]
     carried_first = values[num_constants : num_constants + num_carried]
     first = [run.whole(value)._replace(is_constant=False) for value in carried_first]  # later ones may not be
@@ -51,7 +51,7 @@ def _scanned(run: Propagation, equation: Any, values: Sequence[Value]) -> list[V
             *(value._replace(array=array) for value, array in zip(first, carried, strict=True)),
             *(_row(value, array) for value, array in zip(stacked, rows, strict=True)),
         ]
-        results = run.run(program.jaxpr, program.consts, operands)
+        results = run.run(*called(parameters["jaxpr"]), operands)
         cuts[:] = [value.cut for value in results[num_carried:]]
         after = [run.whole(value).array for value in results[:num_carried]]
         return after, [value.array for value in results[num_carried:]]
@@ -59,44 +59,46 @@ def _scanned(run: Propagation, equation: Any, values: Sequence[Value]) -> list[V
     options = {name: parameters[name] for name in ("length", "reverse", "unroll")}
     last, rows = jax.lax.scan(body, [each.array for each in first], [each.array for each in stacked], **options)
     shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
-    results = [Value(array, None, shape) for array, shape in zip(last, shapes, strict=False)]
+    results = [CutValue(array, None, shape) for array, shape in zip(last, shapes, strict=False)]
     for array, cut, shape in zip(rows, cuts, shapes[num_carried:], strict=True):
-        results.append(Value(array, None if cut is None else cut.along(cut.dim + 1), shape))
+        results.append(CutValue(array, None if cut is None else cut.along(cut.dim + 1), shape))
     return results
 
 
-def _cuts_rows(value: Value) -> bool:
+def _cuts_rows(value: CutValue) -> bool:
     return value.cut is not None and value.cut.dim == 0
 
 
-def _row(value: Value, array: Any) -> Value:
+def _row(value: CutValue, array: Any) -> CutValue:
     cut = None if value.cut is None else value.cut.along(value.cut.dim - 1)
-    return Value(array, cut, value.shape[1:], value.is_constant)
+    return CutValue(array, cut, value.shape[1:], value.is_constant)
 
 
-def _with_gradient_rule(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _with_gradient_rule(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """`jax.custom_jvp`: as a function of the parts with the same rule, if neither it nor the rule needs exchanges."""
-    program = equation.params["call_jaxpr"]
+    program, its_constants = called(equation.params["call_jaxpr"])
     cut = next(value.cut for value in values if value.cut is not None)
     if any(value.cut != cut and value.shape for value in values):
         return None
-    traced: list[list[Value]] = []
+    traced: list[list[CutValue]] = []
 
-    def given(arrays: Sequence[Any], like: Sequence[Value]) -> list[Value]:
+    def given(arrays: Sequence[Any], like: Sequence[CutValue]) -> list[CutValue]:
         return [value._replace(array=array) for value, array in zip(like, arrays, strict=True)]
 
     @jax.custom_jvp
     def parts(*arrays: Any) -> list[Any]:
         with run.without_exchanges():
-            traced.append(run.run(program.jaxpr, program.consts, given(arrays, values)))
+            traced.append(run.run(program, its_constants, given(arrays, values)))
         return [value.array for value in traced[-1]]
 
     @parts.defjvp
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        num_constants = equation.params["num_consts"]  # of the function, which its rule has itself
+        own, primals, tangents = values[num_constants:], primals[num_constants:], tangents[num_constants:]
         absent = [not jnp.issubdtype(jnp.result_type(array), jnp.inexact) for array in primals]
         found, constants, zeros = equation.params["jvp_jaxpr_fun"].call_wrapped(*absent)
         present = [place for place, none in enumerate(absent) if not none]
-        operands = [*given(primals, values), *given([tangents[i] for i in present], [values[i] for i in present])]
+        operands = [*given(primals, own), *given([tangents[i] for i in present], [own[i] for i in present])]
         with run.without_exchanges():
             results = run.run(found, constants, operands)
         traced.append(results[: len(zeros)])

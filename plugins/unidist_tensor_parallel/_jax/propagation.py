@@ -13,15 +13,13 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jax._src import source_info_util  # lines of the script; there is no public way to them
-from jax.extend import core
 
-from unidist_jax.models import bind_equation
+from unidist_jax.models import at_line_of, bind_equation, is_literal, line_of
 from unidist_tensor_parallel._jax.axis import TensorAxis
 from unidist_tensor_parallel.layout.cuts import Cut
 
 
-class Value(NamedTuple):
+class CutValue(NamedTuple):
     """An array of the program.
 
     Args:
@@ -74,7 +72,7 @@ class Propagation:
         self._rules = rules
         self.may_exchange = True
 
-    def run(self, program: Any, constants: Sequence[Any], operands: Sequence[Value]) -> list[Value]:
+    def run(self, program: Any, constants: Sequence[Any], operands: Sequence[CutValue]) -> list[CutValue]:
         """Return the results of a program (a `Jaxpr`).
 
         Args:
@@ -82,20 +80,20 @@ class Propagation:
             constants: its constants, whole. They do not depend on the parameters.
             operands: one for each of its inputs.
         """
-        known: dict[Any, Value] = {}
+        known: dict[Any, CutValue] = {}
 
-        def read(atom: Any) -> Value:
-            return constant_value(atom.val) if isinstance(atom, core.Literal) else known[atom]
+        def read(atom: Any) -> CutValue:
+            return constant_value(atom.val) if is_literal(atom) else known[atom]
 
         known.update(zip(program.constvars, map(constant_value, constants), strict=True))
         known.update(zip(program.invars, operands, strict=True))
         for equation in program.eqns:
-            with source_info_util.user_context(equation.source_info.traceback):
+            with at_line_of(equation):
                 results = self._evaluated(equation, [read(atom) for atom in equation.invars])
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in program.outvars]
 
-    def _evaluated(self, equation: Any, values: Sequence[Value]) -> list[Value]:
+    def _evaluated(self, equation: Any, values: Sequence[CutValue]) -> list[CutValue]:
         if all(value.cut is None for value in values):
             return self._on_whole(equation, values)
         rule = self._rules.get(equation.primitive.name)
@@ -103,50 +101,50 @@ class Propagation:
         if results is not None:
             return results
         wholes = [self.whole(value) for value in values]
-        self.gathered[Gathered(equation.primitive.name, source_info_util.summarize(equation.source_info))] += 1
+        self.gathered[Gathered(equation.primitive.name, line_of(equation))] += 1
         return self._on_whole(equation, wholes)
 
-    def _on_whole(self, equation: Any, values: Sequence[Value]) -> list[Value]:
+    def _on_whole(self, equation: Any, values: Sequence[CutValue]) -> list[CutValue]:
         is_constant = all(value.is_constant for value in values)
         arrays = self.bind(equation, [value.array for value in values])
-        return [Value(array, None, tuple(jnp.shape(array)), is_constant) for array in arrays]
+        return [CutValue(array, None, tuple(jnp.shape(array)), is_constant) for array in arrays]
 
     def bind(self, equation: Any, arrays: Sequence[Any], **changed: Any) -> list[Any]:
         """Return the results of the equation's operation on arrays, with some of its parameters changed."""
         return bind_equation(equation, arrays, **changed)
 
-    def whole(self, value: Value) -> Value:
+    def whole(self, value: CutValue) -> CutValue:
         """Return a value as a whole array; gathers its parts."""
         if value.cut is None:
             return value
         self._exchanges()
-        return Value(self._axis.gather(value.array, value.cut), None, value.shape)
+        return CutValue(self._axis.gather(value.array, value.cut), None, value.shape)
 
-    def split(self, value: Value, cut: Cut) -> Value:
+    def split(self, value: CutValue, cut: Cut) -> CutValue:
         """Return a whole value as parts, cut in this way."""
         if value.is_constant:
             return value._replace(array=self._axis.own(value.array, cut), cut=cut)
         self._exchanges()  # of its gradient
-        return Value(self._axis.split(value.array, cut), cut, value.shape)
+        return CutValue(self._axis.split(value.array, cut), cut, value.shape)
 
-    def like(self, value: Value, cut: Cut) -> Value:
+    def like(self, value: CutValue, cut: Cut) -> CutValue:
         """Return a value as parts, cut in this way, however it comes."""
         return value if value.cut == cut else self.split(self.whole(value), cut)
 
-    def enter(self, value: Value) -> Value:
+    def enter(self, value: CutValue) -> CutValue:
         """Return a whole value for use beside parts: it gets the sum of the ranks' gradients."""
         if not value.is_constant and jnp.issubdtype(value.array.dtype, jnp.inexact):
             self._exchanges()
             return value._replace(array=self._axis.enter(value.array))
         return value
 
-    def summed(self, array: Any) -> Value:
+    def summed(self, array: Any) -> CutValue:
         """Return the sum of the ranks' arrays as a whole value."""
         self._exchanges()
         self.sums += 1
         return whole_value(self._axis.leave(array))
 
-    def largest(self, array: Any, axes: Sequence[int]) -> Value:
+    def largest(self, array: Any, axes: Sequence[int]) -> CutValue:
         """Return the maximum of parts along dims, one of which is cut, as a whole value."""
         self._exchanges()
         self.sums += 1
@@ -166,16 +164,16 @@ class Propagation:
             self.may_exchange = before
 
 
-Rule = Callable[[Propagation, Any, Sequence[Value]], list[Value] | None]
+Rule = Callable[[Propagation, Any, Sequence[CutValue]], list[CutValue] | None]
 Rules = dict[str, Rule]
 
 
-def whole_value(array: Any) -> Value:
+def whole_value(array: Any) -> CutValue:
     """Return a whole array as a value."""
-    return Value(array, None, tuple(jnp.shape(array)))
+    return CutValue(array, None, tuple(jnp.shape(array)))
 
 
-def constant_value(array: Any) -> Value:
+def constant_value(array: Any) -> CutValue:
     """Return a whole array that does not depend on the parameters as a value."""
     return whole_value(array)._replace(is_constant=True)
 

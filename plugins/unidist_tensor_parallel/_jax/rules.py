@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.lax import GatherScatterMode
 
 from unidist_tensor_parallel._jax.axis import starts
-from unidist_tensor_parallel._jax.propagation import Propagation, Rules, Value, local_shape
+from unidist_tensor_parallel._jax.propagation import CutValue, Propagation, Rules, local_shape
 from unidist_tensor_parallel._jax.reshaping import reshaped
 from unidist_tensor_parallel.layout.cuts import Cut
 
@@ -27,16 +27,16 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 
-def _results(equation: Any, arrays: Sequence[Any], cuts: Sequence[Cut | None]) -> list[Value]:
+def _results(equation: Any, arrays: Sequence[Any], cuts: Sequence[Cut | None]) -> list[CutValue]:
     shapes = [tuple(variable.aval.shape) for variable in equation.outvars]
-    return [Value(array, cut, shape) for array, cut, shape in zip(arrays, cuts, shapes, strict=True)]
+    return [CutValue(array, cut, shape) for array, cut, shape in zip(arrays, cuts, shapes, strict=True)]
 
 
-def _first_cut(values: Sequence[Value]) -> Cut:
+def _first_cut(values: Sequence[CutValue]) -> Cut:
     return next(value.cut for value in values if value.cut is not None)
 
 
-def _alike(run: Propagation, values: Sequence[Value], cut: Cut) -> list[Any]:
+def _alike(run: Propagation, values: Sequence[CutValue], cut: Cut) -> list[Any]:
     """Return operands of one shape as parts with one cut; numbers, and rows that are repeated, stay whole."""
     alike = []
     for value in values:
@@ -45,18 +45,18 @@ def _alike(run: Propagation, values: Sequence[Value], cut: Cut) -> list[Any]:
     return alike
 
 
-def _elementwise(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _elementwise(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     cut = _first_cut(values)
     return _results(equation, run.bind(equation, _alike(run, values, cut)), [cut])
 
 
-def _each(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _each(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """Operations that return their operands."""
     arrays = run.bind(equation, [value.array for value in values])
     return _results(equation, arrays, [value.cut for value in values])
 
 
-def _broadcast(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _broadcast(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     (value,) = values
     assert value.cut is not None
     dim = equation.params["broadcast_dimensions"][value.cut.dim]
@@ -65,7 +65,7 @@ def _broadcast(run: Propagation, equation: Any, values: Sequence[Value]) -> list
     return _results(equation, run.bind(equation, [value.array], shape=shape), [cut])
 
 
-def _reshape(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _reshape(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     (value,) = values
     assert value.cut is not None
     if equation.params.get("dimensions") is not None:
@@ -78,7 +78,7 @@ def _reshape(run: Propagation, equation: Any, values: Sequence[Value]) -> list[V
     return _results(equation, run.bind(equation, [value.array], new_sizes=sizes), [cut])
 
 
-def _squeeze(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _squeeze(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     (value,) = values
     assert value.cut is not None
     gone = equation.params["dimensions"]
@@ -88,14 +88,14 @@ def _squeeze(run: Propagation, equation: Any, values: Sequence[Value]) -> list[V
     return _results(equation, run.bind(equation, [value.array]), [cut])
 
 
-def _transpose(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _transpose(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     (value,) = values
     assert value.cut is not None
     cut = value.cut.along(equation.params["permutation"].index(value.cut.dim))
     return _results(equation, run.bind(equation, [value.array]), [cut])
 
 
-def _reduction(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _reduction(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """Reductions along dims: of those along the cut one, sums and maxima are known."""
     (value,) = values
     assert value.cut is not None
@@ -113,7 +113,7 @@ def _reduction(run: Propagation, equation: Any, values: Sequence[Value]) -> list
 def _along_others(name: str) -> Any:
     """Return the rule of operations that work along one dim, which is the parameter of this name."""
 
-    def rule(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+    def rule(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
         cut = _first_cut(values)
         given = equation.params[name]
         if cut.dim in (given if isinstance(given, tuple) else (given,)):
@@ -124,7 +124,7 @@ def _along_others(name: str) -> Any:
     return rule
 
 
-def _slice(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _slice(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     (value,) = values
     assert value.cut is not None
     dim = value.cut.dim
@@ -142,7 +142,7 @@ def _slice(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Val
     return _results(equation, run.bind(equation, [value.array], **changed), [cut])
 
 
-def _split(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _split(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     (value,) = values
     assert value.cut is not None
     sizes = [int(size) for size in equation.params["sizes"]]
@@ -166,7 +166,7 @@ def _blocks_between(cut: Cut, begin: int, end: int) -> Cut | None:
     return Cut(cut.dim, cut.blocks[edges.index(begin) : edges.index(end)])
 
 
-def _concatenate(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _concatenate(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     cut = _first_cut(values)
     if equation.params["dimension"] != cut.dim:
         return _results(equation, run.bind(equation, _alike(run, values, cut)), [cut])
@@ -176,14 +176,14 @@ def _concatenate(run: Propagation, equation: Any, values: Sequence[Value]) -> li
     return _results(equation, run.bind(equation, [value.array for value in values]), [Cut(cut.dim, blocks)])
 
 
-def _pad(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _pad(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     value, filling = values
     if value.cut is None or equation.params["padding_config"][value.cut.dim] != (0, 0, 0):
         return None
     return _results(equation, run.bind(equation, [value.array, run.enter(filling).array]), [value.cut])
 
 
-def _product(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _product(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """`dot_general`: parts along a batch dim give parts, along a contracted one a sum, along another one parts."""
     left, right = values
     (left_inner, right_inner), (left_batch, right_batch) = equation.params["dimension_numbers"]
@@ -224,7 +224,7 @@ def _product(run: Propagation, equation: Any, values: Sequence[Value]) -> list[V
     return _results(equation, [array], [cut])
 
 
-def _lookup(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Value] | None:
+def _lookup(run: Propagation, equation: Any, values: Sequence[CutValue]) -> list[CutValue] | None:
     """`gather`: rows of a table that is cut along another dim, or along the one that is looked up (a vocabulary)."""
     table, indices = values[0], run.whole(values[1])
     if table.cut is None:
@@ -247,7 +247,7 @@ def _lookup(run: Propagation, equation: Any, values: Sequence[Value]) -> list[Va
     return _lookup_in_rows(run, equation, table, indices)
 
 
-def _lookup_in_rows(run: Propagation, equation: Any, table: Value, indices: Value) -> list[Value] | None:
+def _lookup_in_rows(run: Propagation, equation: Any, table: CutValue, indices: CutValue) -> list[CutValue] | None:
     assert table.cut is not None
     mode, fill = equation.params["mode"], equation.params["fill_value"]
     numbers = equation.params["dimension_numbers"]

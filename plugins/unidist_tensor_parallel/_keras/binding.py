@@ -26,11 +26,11 @@ from unidist_tensor_parallel._keras.layers.cut import (
     DENSE,
     EMBEDDING,
     AttentionByHeads,
-    Column,
     CutLayer,
     CutSpec,
+    DenseColumn,
+    DenseRow,
     EinsumRow,
-    Row,
     VocabularyEmbedding,
     become,
     cut_variable,
@@ -38,12 +38,12 @@ from unidist_tensor_parallel._keras.layers.cut import (
 from unidist_tensor_parallel._keras.sequence import Blocks, cut_blocks, find_blocks
 from unidist_tensor_parallel.binding import KeepsCuts, TensorBinding
 from unidist_tensor_parallel.layout.cuts import AXIS, Cut, Heads, even
-from unidist_tensor_parallel.layout.roles import Assignment, Role, assign, automatic, report
+from unidist_tensor_parallel.layout.roles import Role, RoleAssignment, assign, automatic, report
 from unidist_tensorflow.memory import array_of, buffer_of_array
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_tensor_parallel.strategy import Tensor
+    from unidist_tensor_parallel.strategy import TensorParallel
 
 _CUT = "_unidist_tensor"
 _SEED_STEP = 1_000_003  # between the seeds of two ranks: not the step between those of two layers
@@ -109,7 +109,7 @@ class _CutModel:
 class KerasTensor(TensorBinding, KeepsCuts):
     """See `TensorBinding` and `KeepsCuts`."""
 
-    def partition(self, strategy: Tensor, model: Any, context: RuntimeAPI) -> Any:
+    def partition(self, strategy: TensorParallel, model: Any, context: RuntimeAPI) -> Any:
         """Cut the layers of a model in place; see `Strategy.partition`. Collective over the axis."""
         layers = candidates(model)
         flow = Flow(model, lambda operation: any(operation is layer for layer in layers.values()))
@@ -186,7 +186,7 @@ class KerasTensor(TensorBinding, KeepsCuts):
         context.owned(GlobalNorms).add(model, cut.axis, cut.variables)
 
 
-def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assignment:
+def _assignment(strategy: TensorParallel, layers: Mapping[str, Any], flow: Flow) -> RoleAssignment:
     """Return the roles of the layers."""
     patterns = strategy.roles()
     if patterns is None:
@@ -203,7 +203,7 @@ def _assignment(strategy: Tensor, layers: Mapping[str, Any], flow: Flow) -> Assi
     given: dict[str, Role] = {
         path: role for path, role in assign(patterns, list(layers)).items() if role is not Role.REPLICATE
     }
-    found = Assignment(roles=given)
+    found = RoleAssignment(roles=given)
     for path, role in given.items():
         layer, why = layers[path], why_whole(layers[path])
         if why:
@@ -285,13 +285,13 @@ class _Cutter:
         elif role in (Role.ROW, Role.ROW_SPLIT):
             rows = even(0, layer.kernel.shape[0], self._axis.size, what=f"inputs of {path}")
             self._variable(layer.kernel, rows)
-            self._become_row(layer, Row, CutSpec(self._axis_of(layer), rows.counts, splits=role is Role.ROW_SPLIT))
+            self._become_row(layer, DenseRow, CutSpec(self._axis_of(layer), rows.counts, splits=role is Role.ROW_SPLIT))
         else:
             columns = even(1, layer.kernel.shape[1], self._axis.size, what=f"outputs of {path}")
             self._variable(layer.kernel, columns)
             if layer.bias is not None:
                 self._variable(layer.bias, columns.along(0))
-            become(layer, Column, CutSpec(self._axis_of(layer), columns.counts, gathers=role is not Role.COLUMN))
+            become(layer, DenseColumn, CutSpec(self._axis_of(layer), columns.counts, gathers=role is not Role.COLUMN))
 
     def _axis_of(self, layer: Any) -> TensorAxis:
         return self._axes.get(id(layer), self._axis)
@@ -337,7 +337,7 @@ def _within(cut: Sequence[Any], flow: Flow) -> set[int]:
     for layer in cut:
         if isinstance(layer, ATTENTIONS):
             own |= {id(each) for each in layer._flatten_layers(include_self=False)}
-        elif isinstance(layer, DENSE) and isinstance(layer, Column) and not layer._cut_spec.gathers:
+        elif isinstance(layer, DENSE) and isinstance(layer, DenseColumn) and not layer._cut_spec.gathers:
             own |= {id(each) for each in flow.between(layer)}
     return own
 

@@ -8,7 +8,7 @@ from typing import Any
 from unidist_keras.checkpoint import stable_paths
 from unidist_tensor_parallel._keras.flow import OUTSIDE, Flow, is_element_wise
 from unidist_tensor_parallel._keras.layers.cut import ATTENTIONS, DENSE, EMBEDDING, KINDS
-from unidist_tensor_parallel.layout.roles import Kind, Layer
+from unidist_tensor_parallel.layout.roles import CuttableLayer, LayerKind
 
 
 def candidates(model: Any) -> dict[str, Any]:
@@ -29,22 +29,28 @@ def candidates(model: Any) -> dict[str, Any]:
     return {path: layer for path, layer in found.items() if id(layer) not in inside}
 
 
-def describe(layers: Mapping[str, Any], flow: Flow) -> list[Layer]:
-    """Describe layers; see `Layer`."""
+def describe(layers: Mapping[str, Any], flow: Flow) -> list[CuttableLayer]:
+    """Describe layers; see `CuttableLayer`."""
     paths = {id(layer): path for path, layer in layers.items()}
     found = []
     for path, layer in layers.items():
         whole = why_whole(layer)
         if isinstance(layer, ATTENTIONS):
-            found.append(Layer(path, Kind.ATTENTION, units=heads_of(layer)[1], whole_because=whole))
+            found.append(CuttableLayer(path, LayerKind.ATTENTION, units=heads_of(layer)[1], whole_because=whole))
         elif isinstance(layer, EMBEDDING):
             found.append(
-                Layer(path, Kind.EMBEDDING, layer.input_dim, layer.output_dim, weight=id(layer), whole_because=whole)
+                CuttableLayer(
+                    path, LayerKind.EMBEDDING, layer.input_dim, layer.output_dim, weight=id(layer), whole_because=whole
+                )
             )
         else:
             inputs, outputs = layer.kernel.shape
             feeds = _feeds(layer, flow, paths) if is_element_wise(layer.activation) else ("",)
-            found.append(Layer(path, Kind.LINEAR, inputs, outputs, feeds=feeds, weight=id(layer), whole_because=whole))
+            found.append(
+                CuttableLayer(
+                    path, LayerKind.LINEAR, inputs, outputs, feeds=feeds, weight=id(layer), whole_because=whole
+                )
+            )
     return found
 
 
@@ -86,6 +92,8 @@ def _feeds(layer: Any, flow: Flow, paths: Mapping[int, str]) -> tuple[str, ...] 
 
 def _path(layer: Any, paths: Mapping[int, str]) -> str:
     """Return the path of a built layer: that of its variables, which is the same in every process."""
-    if isinstance(layer, ATTENTIONS):
-        return paths[id(layer._query_dense.kernel)].rpartition("/")[0].rpartition("/")[0]
-    return paths[id(layer.embeddings if isinstance(layer, EMBEDDING) else layer.kernel)].rpartition("/")[0]
+    is_attention = isinstance(layer, ATTENTIONS)
+    # With LoRA `layer.kernel` is a sum, and no variable.
+    weights = layer._query_dense.weights if is_attention else layer.weights
+    folder = next(paths[id(each)] for each in weights if id(each) in paths).rpartition("/")[0]
+    return folder.rpartition("/")[0] if is_attention else folder

@@ -93,7 +93,7 @@ OUTSIDE = ""
 
 
 def is_element_wise(activation: Any) -> bool:
-    """Say whether an activation function treats each element by itself; one that is not known does not."""
+    """Return whether an activation function treats each element by itself; one that is not known does not."""
     return activation is None or getattr(activation, "__name__", "") in ELEMENT_WISE_ACTIVATIONS
 
 
@@ -134,12 +134,12 @@ class Flow:
         return found or {OUTSIDE}
 
     def is_output(self, layer: Any) -> bool:
-        """Say whether the model returns a leaf's output unchanged, and nothing else uses it."""
+        """Return whether the model returns a leaf's output unchanged, and nothing else uses it."""
         keys = {self._key(tensor) for node in self._nodes_of(layer) for tensor in node.output_tensors}
         return bool(keys) and keys <= self._outputs and not any(self._users.get(key) for key in keys)
 
     def follows(self, first: Any, second: Any) -> bool:
-        """Say whether one leaf takes another one's output, unchanged, and nothing else does."""
+        """Return whether one leaf takes another one's output, unchanged, and nothing else does."""
         nodes = self._nodes_of(first)
         if len(nodes) != 1:
             return False
@@ -306,7 +306,7 @@ def _graph_of(layer: Any) -> Any:
 
 
 def is_composite(layer: Any) -> bool:
-    """Say whether a layer is made of layers."""
+    """Return whether a layer is made of layers."""
     return any(True for _ in layer._flatten_layers(include_self=False))
 
 

@@ -80,7 +80,7 @@ class GlobalNorms:
 
 
 def _fits(tensors: Sequence[Any], variables: Sequence[Any]) -> bool:
-    """Say whether tensors can be the gradients of variables, in their order."""
+    """Return whether tensors can be the gradients of variables, in their order."""
     return len(tensors) == len(variables) > 0 and all(
         tensor is None or tf.TensorShape(tensor.shape).is_compatible_with(tuple(variable.shape))
         for tensor, variable in zip(tensors, variables, strict=True)

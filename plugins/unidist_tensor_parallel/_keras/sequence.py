@@ -69,7 +69,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Member:
+class RowMember:
     """The position of a block in its row.
 
     Args:
@@ -88,7 +88,7 @@ class Member:
 class SequenceBlock:
     """Added to a block's class: cuts and gathers the activation, and sums gradients of whole variables."""
 
-    _member: Member
+    _member: RowMember
 
     def call(self, x: Any, *args: Any, **options: Any) -> Any:
         """See the layer's own class; between the first block and the last one, activations are this rank's tokens."""
@@ -168,7 +168,7 @@ def cut_blocks(blocks: Blocks, cut_variables: set[int]) -> None:
         kind: Any = type(plain.__name__, (SequenceBlock, plain), {"__doc__": plain.__doc__})
         kind.__module__ = plain.__module__
         block.__class__ = kind
-        block._member = Member(blocks.axis, block is blocks.layers[0], block is blocks.layers[-1], whole)
+        block._member = RowMember(blocks.axis, block is blocks.layers[0], block is blocks.layers[-1], whole)
 
 
 def _outermost(layer: Any) -> list[Any]:

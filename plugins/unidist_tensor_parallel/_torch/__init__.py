@@ -1,4 +1,4 @@
 """Tensor parallelism for PyTorch: finds the layers that can be cut, checks them, and cuts the model in place.
 
-Imports `layers` below, `layout`, the PyTorch adapter and the core. Private.
+Imports `layers` below, `layout`, the PyTorch adapter, the root and the core. Private.
 """

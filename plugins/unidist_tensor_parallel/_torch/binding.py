@@ -19,7 +19,7 @@ from unidist_tensor_parallel._torch.layers.axis import TensorAxis
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.rank_bound import RankBound
 from unidist_tensor_parallel._torch.layers.region import Region
-from unidist_tensor_parallel._torch.layers.sequence import Row, find_rows, make_sequence_regions
+from unidist_tensor_parallel._torch.layers.sequence import BlockRow, find_rows, make_sequence_regions
 from unidist_tensor_parallel._torch.probe import check_outputs, find_attentions, try_on_all_ranks
 from unidist_tensor_parallel._torch.sequence_probe import RowProbe, needs_all_tokens
 from unidist_tensor_parallel._torch.tracing import feeds_of, places_of
@@ -27,8 +27,8 @@ from unidist_tensor_parallel.binding import KeepsCuts, TensorBinding
 from unidist_tensor_parallel.layout.cut_parameters import CutParameters
 from unidist_tensor_parallel.layout.cuts import AXIS
 from unidist_tensor_parallel.layout.roles import (
-    Assignment,
     Role,
+    RoleAssignment,
     assign,
     automatic,
     check_pairs,
@@ -44,7 +44,7 @@ from unidist_torch.models import CutParameter, guard, leave_uncompiled, name_gua
 
 if TYPE_CHECKING:
     from unidist.runtime_api import RuntimeAPI
-    from unidist_tensor_parallel.strategy import Tensor
+    from unidist_tensor_parallel.strategy import TensorParallel
 
 
 _CUT = "_unidist_tensor"
@@ -67,7 +67,7 @@ class _CutModel(RankBound):
     axis: TensorAxis
     random: CutRandom
     roles: Mapping[str, Role]
-    rows: Sequence[Row]
+    rows: Sequence[BlockRow]
     gathering: Sequence[str]
     paths: Collection[str]
     check: InputCheck | None = None
@@ -76,7 +76,7 @@ class _CutModel(RankBound):
 class TorchTensor(TensorBinding, KeepsCuts):
     """See `TensorBinding` and `KeepsCuts`."""
 
-    def partition(self, strategy: Tensor, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
+    def partition(self, strategy: TensorParallel, model: torch.nn.Module, context: RuntimeAPI) -> torch.nn.Module:
         """Cut a model in place; see `Strategy.partition`. Collective over the axis.
 
         Raises:
@@ -97,7 +97,7 @@ class TorchTensor(TensorBinding, KeepsCuts):
                 "which to cut, tensor=N:plan=PATTERN=ROLE+PATTERN=ROLE, or use data or pipeline instead"
             )
         others = [name for name in context.mesh.model_axes if name != AXIS]
-        rows: list[Row] = []
+        rows: list[BlockRow] = []
         probes: list[RowProbe] = []
         gathering: list[str] = []
         if strategy.sequence or Role.SEQUENCE in found.roles.values():
@@ -132,7 +132,7 @@ class TorchTensor(TensorBinding, KeepsCuts):
         model: torch.nn.Module,
         axis: TensorAxis,
         roles: Mapping[str, Role],
-        rows: Sequence[Row],
+        rows: Sequence[BlockRow],
         gathering: Sequence[str],
     ) -> _CutModel:
         """Cut the layers by their roles. Exchanges nothing."""
@@ -182,7 +182,7 @@ class TorchTensor(TensorBinding, KeepsCuts):
             cut.check.renew()
 
 
-def _gathering(model: torch.nn.Module, rows: Sequence[Row], found: Assignment) -> list[str]:
+def _gathering(model: torch.nn.Module, rows: Sequence[BlockRow], found: RoleAssignment) -> list[str]:
     """Return the attentions of rows of blocks whose own code needs all tokens, with a note on each kind."""
     owners = []
     for attention in find_attentions(model, found.roles, whole=True):
@@ -200,7 +200,7 @@ def _is_in(path: str, owner: str) -> bool:
     return path == owner or path.startswith(f"{owner}.")
 
 
-def _take_library_roles(model: torch.nn.Module, found: Assignment, context: RuntimeAPI, size: int) -> bool:
+def _take_library_roles(model: torch.nn.Module, found: RoleAssignment, context: RuntimeAPI, size: int) -> bool:
     """Let roles that the model's library knows replace those that were found, but for the vocabulary."""
     taken = False
     linears = [path for path, module in model.named_modules() if type(module) is torch.nn.Linear]
@@ -216,7 +216,7 @@ def _take_library_roles(model: torch.nn.Module, found: Assignment, context: Runt
 
 def assignment(
     model: torch.nn.Module, patterns: Mapping[str, Role] | None, axis: TensorAxis, context: RuntimeAPI
-) -> Assignment:
+) -> RoleAssignment:
     """Return the roles of a model's layers: by patterns, by its library, or found automatically. Collective.
 
     Raises:
@@ -229,7 +229,7 @@ def assignment(
         found.roles.update(spread(found.roles, places_of(model)))
     else:
         layers = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
-        found = Assignment(spread(assign(patterns, layers), places_of(model)), {})
+        found = RoleAssignment(spread(assign(patterns, layers), places_of(model)), {})
         check_pairs(found.roles, feeds_of(model))
         check_outputs(model, found.roles)
     outcomes: dict[object, bool | None] = {}

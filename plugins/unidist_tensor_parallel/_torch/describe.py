@@ -11,7 +11,7 @@ from unidist_tensor_parallel._torch.layers.heads import head_counts
 from unidist_tensor_parallel._torch.layers.linear import LINEARS
 from unidist_tensor_parallel._torch.layers.vocabulary import why_whole
 from unidist_tensor_parallel._torch.tracing import feeds_of
-from unidist_tensor_parallel.layout.roles import Kind, Layer, Role
+from unidist_tensor_parallel.layout.roles import CuttableLayer, LayerKind, Role
 
 _FUSED = {"qkv", "qkv_proj", "c_attn", "wqkv", "in_proj", "to_qkv", "attn_qkv", "query_key_value"}
 _SEPARATE = [
@@ -23,7 +23,7 @@ _OUTPUT = {
 }  # fmt: skip
 
 
-def describe(model: nn.Module) -> list[Layer]:
+def describe(model: nn.Module) -> list[CuttableLayer]:
     """Return the layers of a model, in its order; one that has several paths, once."""
     modules = dict(model.named_modules())
     feeds = feeds_of(model)
@@ -38,16 +38,18 @@ def describe(model: nn.Module) -> list[Layer]:
 
 def _described(
     path: str, module: nn.Module, feeds: dict[str, tuple[str, ...]], attention: dict[str, tuple[Role, int]]
-) -> Iterator[Layer]:
+) -> Iterator[CuttableLayer]:
     if isinstance(module, nn.MultiheadAttention):
         why = "" if type(module) is nn.MultiheadAttention else f"{_subclass(module)} of torch.nn.MultiheadAttention"
-        yield Layer(path, Kind.ATTENTION, module.embed_dim, module.embed_dim, units=module.num_heads, whole_because=why)
+        yield CuttableLayer(
+            path, LayerKind.ATTENTION, module.embed_dim, module.embed_dim, units=module.num_heads, whole_because=why
+        )
     elif isinstance(module, nn.Linear):
         role, units = attention.get(path, (None, 0))
         why = "" if type(module) in LINEARS else f"{_subclass(module)} of torch.nn.Linear"
-        yield Layer(
+        yield CuttableLayer(
             path,
-            Kind.LINEAR,
+            LayerKind.LINEAR,
             module.in_features,
             module.out_features,
             feeds.get(path),
@@ -60,9 +62,9 @@ def _described(
         why = why_whole(module)
         if not why and type(module) is not nn.Embedding:
             why = f"{_subclass(module)} of torch.nn.Embedding"
-        yield Layer(
+        yield CuttableLayer(
             path,
-            Kind.EMBEDDING,
+            LayerKind.EMBEDDING,
             module.num_embeddings,
             module.embedding_dim,
             weight=id(module.weight),

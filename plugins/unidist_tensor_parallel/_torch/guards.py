@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.region import Region
-from unidist_tensor_parallel._torch.layers.sequence import Row
+from unidist_tensor_parallel._torch.layers.sequence import BlockRow
 
 
 def keep_off_fused_paths(model: nn.Module) -> None:
@@ -43,7 +43,7 @@ class _End:
         self._random.end()
 
 
-def watch_rows(model: nn.Module, rows: Sequence[Row]) -> None:
+def watch_rows(model: nn.Module, rows: Sequence[BlockRow]) -> None:
     """Let rows of blocks check, in their first pass, that nothing is computed between two blocks of a row.
 
     There each rank has some of the tokens, and nobody looks at what the model's own code does with them.
@@ -59,7 +59,7 @@ def watch_rows(model: nn.Module, rows: Sequence[Row]) -> None:
 class _Between:
     """Hooks of a row's blocks: each takes what the last one has returned."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: BlockRow) -> None:
         self._last = row.paths[-1]
         self._before = dict(zip(row.paths[1:], row.paths, strict=False))
         self._output: tuple[int, torch.Size] | None = None

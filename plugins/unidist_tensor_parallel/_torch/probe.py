@@ -131,7 +131,7 @@ def check_outputs(model: nn.Module, roles: Mapping[str, Role]) -> None:
 
 
 def trial(module: nn.Module, attention: Attention, axis: Any) -> bool | None:
-    """Say whether the cut attention gives this rank's part of the whole one's; None if it cannot be run by itself.
+    """Return whether the cut attention gives this rank's part of the whole one's; None if it cannot be run by itself.
 
     Args:
         module: the owner, whole; it is not changed.

@@ -113,7 +113,7 @@ class RowProbe:
 
 
 def needs_all_tokens(model: nn.Module, attention: Attention, *, dim: int) -> bool:
-    """Say whether an attention's own code uses the number of its input's tokens for what its projections return.
+    """Return whether an attention's own code uses the number of its input's tokens for what its projections return.
 
     It is tried on one rank: a copy gets some of the tokens, and its projections all of them. False if it cannot be run.
     """

@@ -42,7 +42,7 @@ class Role(StrEnum):
     """Stays whole on every rank."""
 
 
-class Kind(StrEnum):
+class LayerKind(StrEnum):
     """Kinds of layers."""
 
     LINEAR = "linear"
@@ -52,12 +52,12 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Layer:
+class CuttableLayer:
     """A layer that might be cut, as a framework describes it.
 
     Args:
         path: in the model.
-        kind: see `Kind`.
+        kind: see `LayerKind`.
         inputs: width of its inputs; of an embedding, the number of rows.
         outputs: width of its outputs.
         feeds: paths of the linear layers that use its output, after element-wise operations alone; "" stands for
@@ -69,7 +69,7 @@ class Layer:
     """
 
     path: str
-    kind: Kind
+    kind: LayerKind
     inputs: int = 0
     outputs: int = 0
     feeds: tuple[str, ...] | None = None
@@ -80,7 +80,7 @@ class Layer:
 
 
 @dataclass
-class Assignment:
+class RoleAssignment:
     """Roles of layers, and why others have none.
 
     Args:
@@ -175,25 +175,25 @@ def spread(roles: Mapping[str, Role], places: Iterable[Sequence[str]]) -> dict[s
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Say whether a pattern matches a path."""
+    """Return whether a pattern matches a path."""
     parts = re.split(r"(\*\*|\*)", pattern)
     body = "".join({"**": ".*", "*": "[^.]*"}.get(part, re.escape(part)) for part in parts)
     return re.fullmatch(body, path.replace("/", ".")) is not None or pattern == path
 
 
-def automatic(layers: Sequence[Layer], size: int) -> Assignment:
+def automatic(layers: Sequence[CuttableLayer], size: int) -> RoleAssignment:
     """Return the roles of a model's layers: pairs of linear layers, attentions by heads, the vocabulary.
 
     Args:
         layers: in the order of the model.
         size: number of ranks.
     """
-    found = Assignment()
+    found = RoleAssignment()
     by_path = {layer.path: layer for layer in layers}
     for layer in layers:
         if layer.whole_because:
             found.reasons[layer.path] = layer.whole_because
-        elif layer.kind is Kind.ATTENTION or layer.role is not None:
+        elif layer.kind is LayerKind.ATTENTION or layer.role is not None:
             if layer.units and layer.units < size:
                 found.reasons[layer.path] = f"it has {layer.units} heads, and there are {size} ranks"
             else:
@@ -201,7 +201,7 @@ def automatic(layers: Sequence[Layer], size: int) -> Assignment:
     _leave_shared(by_path, _pair(by_path, size, found), found)
     _vocabulary(layers, size, found)
     for layer in layers:
-        if layer.kind is Kind.LINEAR and layer.path not in found.roles and layer.path not in found.reasons:
+        if layer.kind is LayerKind.LINEAR and layer.path not in found.roles and layer.path not in found.reasons:
             found.reasons[layer.path] = (
                 "no other linear layer takes its outputs after element-wise operations alone. To cut it, give it a "
                 f"role: {Role.COLUMN_GATHER} cuts any linear layer"
@@ -214,7 +214,7 @@ def check_pairs(roles: Mapping[str, Role], feeds: Mapping[str, Sequence[str]]) -
 
     Args:
         roles: by path.
-        feeds: see `Layer.feeds`, by path; "" stands for everything but linear layers.
+        feeds: see `CuttableLayer.feeds`, by path; "" stands for everything but linear layers.
 
     Raises:
         ConfigurationError: names both layers, and a role that helps.
@@ -235,19 +235,19 @@ def check_pairs(roles: Mapping[str, Role], feeds: Mapping[str, Sequence[str]]) -
                 )
 
 
-def _pair(layers: Mapping[str, Layer], size: int, found: Assignment) -> list[list[str]]:
+def _pair(layers: Mapping[str, CuttableLayer], size: int, found: RoleAssignment) -> list[list[str]]:
     """Find linear layers whose outputs all go to one other, element by element, and cut both; return their paths."""
     pairs = []
     sources: dict[str, list[str]] = {}
     for layer in layers.values():
-        if layer.kind is Kind.LINEAR and layer.feeds is not None and len(layer.feeds) == 1 and layer.feeds[0]:
+        if layer.kind is LayerKind.LINEAR and layer.feeds is not None and len(layer.feeds) == 1 and layer.feeds[0]:
             sources.setdefault(layer.feeds[0], []).append(layer.path)
     for path, before in sources.items():
         last = layers.get(path)
         # A layer that is fed by something that is not cut as well would add a whole to a part.
         feeders = [each.path for each in layers.values() if each.feeds is not None and path in each.feeds]
         members = [*before, path]
-        if last is None or last.kind is not Kind.LINEAR or set(feeders) != set(before):
+        if last is None or last.kind is not LayerKind.LINEAR or set(feeders) != set(before):
             continue
         if any(member in found.roles or member in found.reasons for member in members):
             continue
@@ -264,7 +264,7 @@ def _pair(layers: Mapping[str, Layer], size: int, found: Assignment) -> list[lis
     return pairs
 
 
-def _leave_shared(layers: Mapping[str, Layer], pairs: list[list[str]], found: Assignment) -> None:
+def _leave_shared(layers: Mapping[str, CuttableLayer], pairs: list[list[str]], found: RoleAssignment) -> None:
     """Leave pairs whole in which a layer shares its weight with one that would cut it in another way, or not at all."""
     sharing: dict[int, list[str]] = {}
     for layer in layers.values():
@@ -285,11 +285,11 @@ def _leave_shared(layers: Mapping[str, Layer], pairs: list[list[str]], found: As
         pairs.remove(pair)
 
 
-def _vocabulary(layers: Sequence[Layer], size: int, found: Assignment) -> None:
+def _vocabulary(layers: Sequence[CuttableLayer], size: int, found: RoleAssignment) -> None:
     """Cut embeddings that are also an output layer's, by weight or by their number of rows."""
-    heads = [each for each in layers if each.kind is Kind.LINEAR and each.path not in found.roles]
+    heads = [each for each in layers if each.kind is LayerKind.LINEAR and each.path not in found.roles]
     for layer in layers:
-        if layer.kind is not Kind.EMBEDDING or layer.path in found.reasons:
+        if layer.kind is not LayerKind.EMBEDDING or layer.path in found.reasons:
             continue
         outputs = [
             each

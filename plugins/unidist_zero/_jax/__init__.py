@@ -4,5 +4,5 @@
 exchanges pieces, and `step` is the inner step of stages 1 and 2. That of stage 3, `stage3`, computes the loss itself,
 segment by segment (`stage3_segments`), with calls of its own (`stage3_operations`).
 
-Imports `sharding`, the JAX adapter and the core. Private.
+Imports `sharding`, the JAX adapter, the root and the core. Private.
 """

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
-from unidist_jax.models import evaluate, inlined, value_of, variables
+from unidist_jax.models import evaluate, inlined, is_literal, value_of, variables
 
 Leaves = dict[int, Any]
 """Parameters, or their gradients, by place."""
@@ -36,7 +35,7 @@ class MovesLeaves(Protocol):
 
 
 @dataclasses.dataclass
-class Segment:
+class EquationSegment:
     """Consecutive equations.
 
     Args:
@@ -79,8 +78,8 @@ class SegmentedLoss:
 
     # Analysis
 
-    def _cut(self, limit: int) -> list[Segment]:
-        segments = [Segment([], [])]
+    def _cut(self, limit: int) -> list[EquationSegment]:
+        segments = [EquationSegment([], [])]
         for equation in self._jaxpr.eqns:
             inputs = variables(equation.invars)
             if any(variable in self._active for variable in inputs):
@@ -93,7 +92,7 @@ class SegmentedLoss:
             new = {self._places[variable] for variable in inputs if variable in self._places} - {*segments[-1].places}
             nbytes = sum(self._sizes[place] for place in (*new, *segments[-1].places))
             if new and segments[-1].places and nbytes > limit:
-                segments.append(Segment([], []))
+                segments.append(EquationSegment([], []))
                 new = {self._places[variable] for variable in inputs if variable in self._places}
             segments[-1].equations.append(equation)
             segments[-1].places = sorted({*segments[-1].places, *new})
@@ -112,7 +111,7 @@ class SegmentedLoss:
         if len(inputs) != 1 or inputs[0] not in self._forms or equation.effects:
             return None
         name = equation.primitive.name
-        is_scaled = name == "mul" or (name == "div" and not isinstance(equation.invars[0], core.Literal))
+        is_scaled = name == "mul" or (name == "div" and not is_literal(equation.invars[0]))
         if not (name in _LINEAR or is_scaled) or not _is_inexact(equation.outvars[0]):
             return None
         return inputs[0]
@@ -157,13 +156,13 @@ class SegmentedLoss:
         self._pull(pulls, moves, leaves, result[0])
         return result
 
-    def _gathered(self, segment: Segment, before: Leaves, moves: MovesLeaves, after: Sequence[Any]) -> Leaves:
+    def _gathered(self, segment: EquationSegment, before: Leaves, moves: MovesLeaves, after: Sequence[Any]) -> Leaves:
         """Return the parameters of a segment, and those from before if they are kept."""
         kept = before if self._keeps else {}
         new = [place for place in segment.places if place not in kept]
         return {**kept, **(moves.gather(new, after) if new else {})}
 
-    def _run(self, segment: Segment, leaves: Leaves, values: dict[Any, Any]) -> Any:
+    def _run(self, segment: EquationSegment, leaves: Leaves, values: dict[Any, Any]) -> Any:
         """Run a segment forward; returns what pulls gradients back through it."""
         forms = self._formed(segment, leaves)
         inputs = [variable for variable in _used(segment) if variable in self._active and variable in values]
@@ -192,7 +191,7 @@ class SegmentedLoss:
         flowing: dict[Any, Any] = {}
         gradients: Leaves = {}
         one = jnp.ones((), loss.dtype)
-        if not isinstance(variable, core.Literal) and variable in self._active:
+        if not is_literal(variable) and variable in self._active:
             if variable in self._forms:
                 gradients[self._places[variable]] = self._unformed(variable, one)
             else:
@@ -219,7 +218,7 @@ class SegmentedLoss:
             if done:
                 moves.take(done)
 
-    def _formed(self, segment: Segment | None, leaves: Leaves) -> dict[Any, Any]:
+    def _formed(self, segment: EquationSegment | None, leaves: Leaves) -> dict[Any, Any]:
         """Return the forms of parameters that a segment uses, or the function returns, by variable."""
         used = variables(self._jaxpr.outvars) if segment is None else _used(segment)
         return {variable: self._form(variable, leaves) for variable in used if variable in self._forms}
@@ -262,7 +261,7 @@ _LINEAR = frozenset(
 """Primitives with one operand that are linear in it."""
 
 
-def _used(segment: Segment) -> list[Any]:
+def _used(segment: EquationSegment) -> list[Any]:
     """Return the variables that the equations of a segment use, each once, in order."""
     return list(dict.fromkeys(variable for each in segment.equations for variable in variables(each.invars)))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -16,7 +17,7 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist_tensorflow.gradients.tensors import host_node
 from unidist_tensorflow.memory import Array
-from unidist_zero._keras.shards import Shard
+from unidist_zero._keras.shards import VariableShard
 
 _NODE = "unidist_exchange_of_norms_which_needs_jit_compile_False"
 
@@ -41,7 +42,7 @@ class ShardedClipping:
         *,
         whole: bool,
     ) -> None:
-        self.shards: Sequence[Shard | None] = ()
+        self.shards: Sequence[VariableShard | None] = ()
         """Of the gradients that are clipped next; None for one that is local to this rank, and whole."""
         self._optimizer = optimizer
         self._plain_clip = plain_clip
@@ -60,20 +61,22 @@ class ShardedClipping:
 
     def _by_global_norm(self, gradients: Sequence[Any]) -> Sequence[Any]:
         limit = tf.constant(self._optimizer.global_clipnorm, tf.float64)
-        squares = [tf.reduce_sum(tf.square(tf.cast(gradient, tf.float64))) for gradient in gradients]
+        values = [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]
+        squares = [tf.reduce_sum(tf.square(tf.cast(each, tf.float64))) for each in values]
         sharded = [square for square, shard in zip(squares, self.shards, strict=True) if shard is not None]
         own = [square for square, shard in zip(squares, self.shards, strict=True) if shard is None]
         total = self._sum(tf.reshape(tf.add_n(sharded) if sharded else tf.zeros([], tf.float64), [1]))[0]
         norm = tf.sqrt(tf.add_n([total, *own]))
         # As Keras does: a norm that is not finite makes everything NaN.
         scale = limit * tf.minimum(1.0 / norm, 1.0 / limit) + (norm - norm)
-        return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]
+        return [tf.convert_to_tensor(gradient) * tf.cast(scale, gradient.dtype) for gradient in gradients]
 
     def _by_each_norm(self, gradients: Sequence[Any]) -> Sequence[Any]:
         squares = tf.zeros([self._num_variables], tf.float64)
         for gradient, shard in zip(gradients, self.shards, strict=True):
             if shard is not None:
-                parts = [tf.reduce_sum(tf.square(tf.cast(part, tf.float64))) for part in shard.flat_pieces(gradient)]
+                squared: Any = keras.ops.square(keras.ops.cast(gradient, "float64"))  # each occurrence by itself
+                parts = [tf.reduce_sum(part) for part in shard.flat_pieces(tf.convert_to_tensor(squared))]
                 squares = tf.tensor_scatter_nd_add(squares, [[place] for place in shard.places], tf.stack(parts))
         limit = tf.constant(self._optimizer.clipnorm, tf.float64)
         scales = limit / tf.maximum(tf.sqrt(self._sum(squares)), limit)
@@ -83,7 +86,7 @@ class ShardedClipping:
                 clipped += self._plain_clip([gradient])
             else:
                 scale = tf.gather(tf.cast(scales, gradient.dtype), shard.places)
-                clipped.append(gradient * shard.spread(scale, 1.0))
+                clipped.append(keras.ops.multiply(gradient, shard.spread(scale, 1.0)))
         return clipped
 
     def _sum(self, values: tf.Tensor) -> tf.Tensor:

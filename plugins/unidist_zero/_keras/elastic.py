@@ -86,8 +86,7 @@ class ElasticStep(ShardedStep):
         def run(present: Any, *values: Any) -> list[Array]:
             self._check_divided()
             stand_ins = [_StandIn(variable, value) for variable, value in zip(given, values, strict=True)]
-            arrays = [np.asarray(present), *self._shard_gradients(exchange)]
-            self._step(bare, [tf.constant(array) for array in arrays], np.asarray(present).tolist(), stand_ins)
+            self._step_now(exchange, bare, np.asarray(present).tolist(), stand_ins)
             found = [tf.convert_to_tensor(each) for each in stand_ins]
             return [array_of(value) for value in (*found, *(echo.value() for echo in echoes))]
 

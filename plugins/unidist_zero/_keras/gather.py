@@ -18,7 +18,7 @@ from unidist.timeline import Recorder
 from unidist_tensorflow.gradients.tensors import AddedOperations, HostFunction, host_node
 from unidist_tensorflow.memory import Array, array_of_buffer
 from unidist_zero._keras.fragments.buffers import TensorBuffers
-from unidist_zero._keras.shards import Shard
+from unidist_zero._keras.shards import VariableShard
 from unidist_zero.sharding.all_gather import ShardGather
 from unidist_zero.sharding.partition import Partition
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
@@ -37,7 +37,7 @@ class VariableGather:
     """
 
     def __init__(
-        self, exchange: ReduceScatterExchange, partition: Partition, shards: Sequence[Shard], recorder: Recorder
+        self, exchange: ReduceScatterExchange, partition: Partition, shards: Sequence[VariableShard], recorder: Recorder
     ) -> None:
         self._exchange = exchange
         self._partition = partition
@@ -63,7 +63,7 @@ class VariableGather:
                 variable.assign(value)
 
     def _gathered(
-        self, number: int, shards: Sequence[Shard], specs: Sequence[tf.TensorSpec], *values: Any
+        self, number: int, shards: Sequence[VariableShard], specs: Sequence[tf.TensorSpec], *values: Any
     ) -> list[Array]:
         partition = self._partition
         cut = partition.buckets[number]

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from unidist.buffer import Buffer, DType
 from unidist.jobs import SpillFolder
+from unidist_keras.slots import variable_and_slots
 from unidist_tensorflow.gradients.tensors import AddedOperations, host_node
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of
-from unidist_tensorflow.optimizer.inner_step import variable_and_slots
 
 NODE = "unidist_move_of_state_to_files_which_needs_jit_compile_False"
 

@@ -12,9 +12,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from unidist_keras.slots import slot_lists
 from unidist_tensorflow.memory import Array
-from unidist_tensorflow.optimizer.inner_step import slot_lists
-from unidist_zero._keras.shards import Shard
+from unidist_zero._keras.shards import VariableShard
 
 _OF_NO_BUILD = ("_iterations", "_learning_rate")
 """Variables that an optimizer has before it is built."""
@@ -101,7 +101,7 @@ def _untrack(optimizer: Any, variables: Sequence[Any]) -> bool:
     return bool(known)
 
 
-def restore_state(optimizer: Any, kept: SavedState, shards: Sequence[Shard], num_local: int) -> None:
+def restore_state(optimizer: Any, kept: SavedState, shards: Sequence[VariableShard], num_local: int) -> None:
     """Give a rebuilt optimizer this rank's shard of its old state.
 
     Args:
@@ -123,7 +123,7 @@ def restore_state(optimizer: Any, kept: SavedState, shards: Sequence[Shard], num
                 slots[len(shards) + i].assign(local)
 
 
-def shard_of(shard: Shard, values: Sequence[Array | None], shape: tuple[int, ...]) -> Array:
+def shard_of(shard: VariableShard, values: Sequence[Array | None], shape: tuple[int, ...]) -> Array:
     """Return the values of a slot of a shard.
 
     Args:

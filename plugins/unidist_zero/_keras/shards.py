@@ -18,12 +18,14 @@ import numpy as np
 import tensorflow as tf
 
 from unidist.buffer import DType
-from unidist_tensorflow.memory import NUMPY_DTYPES, dtype_of
+from unidist_arrays.fused_exchange import FusedExchange
+from unidist_arrays.slices import Slices
+from unidist_tensorflow.memory import NUMPY_DTYPES, Array, dtype_of
 from unidist_zero.sharding.partition import Partition, Piece, Segment, join_segments
 
 
 @dataclass(frozen=True)
-class Shard:
+class VariableShard:
     """One variable of the optimizer.
 
     Args:
@@ -52,8 +54,40 @@ class Shard:
             sizes += [piece.count, end - start - piece.count]
         return sizes
 
+    def is_sparse(self, exchange: FusedExchange) -> bool:
+        """Return whether an exchange gathers the rows of the gradient of one of its variables."""
+        return any(map(exchange.is_sparse, self.places))
+
+    def with_slices(self, gradient: Array, exchange: FusedExchange) -> Slices:
+        """Return this shard's gradient with each occurrence of each row that was gathered by itself.
+
+        Args:
+            gradient: of this shard, with zeros where rows were gathered.
+            exchange: has gathered them.
+
+        Returns:
+            Rows, if the shard is a whole variable; elements, if it is flat.
+        """
+        found = []
+        for piece in self.segment.pieces:
+            begin = piece.offset - self.segment.offset
+            rows = exchange.gathered.get(piece.parameter)
+            if not exchange.is_sparse(piece.parameter):
+                indices = np.arange(begin, begin + piece.count)
+                found.append(Slices(gradient[indices], indices))
+            elif rows is not None and gradient.ndim == 1:
+                elements = rows.elements(piece.start, piece.start + piece.count)
+                found.append(Slices(elements.values, elements.indices - piece.start + begin))
+            elif rows is not None:
+                found.append(rows)
+        none = Slices(gradient[:0], np.empty(0, np.int64))
+        values, indices = (
+            np.concatenate([getattr(each, name) for each in (none, *found)]) for name in ("values", "indices")
+        )
+        return Slices(values.astype(gradient.dtype, copy=False), indices)
+
     def is_widened(self) -> bool:
-        """Say whether its type differs from that of the model's variables."""
+        """Return whether its type differs from that of the model's variables."""
         return dtype_of(self.variable) != self.dtype
 
     def spread(self, values: tf.Tensor, fill: Any) -> tf.Tensor:
@@ -101,7 +135,7 @@ def make_shards(
     keys: Sequence[Any],
     *,
     exchange: int = 0,
-) -> list[Shard]:
+) -> list[VariableShard]:
     """Return the shards of one rank, filled from the model.
 
     Args:
@@ -122,7 +156,9 @@ def make_shards(
     ]
 
 
-def _shard(partition: Partition, segment: Segment, variables: Sequence[Any], master: DType, exchange: int) -> Shard:
+def _shard(
+    partition: Partition, segment: Segment, variables: Sequence[Any], master: DType, exchange: int
+) -> VariableShard:
     first: Piece = segment.pieces[0]
     of_model = variables[first.parameter]
     shape = tuple(of_model.shape) if partition.whole else (segment.count,)
@@ -132,7 +168,7 @@ def _shard(partition: Partition, segment: Segment, variables: Sequence[Any], mas
         parent, name = "", f"shard_{segment.bucket}_{segment.offset}{f'_of_{exchange}' if exchange else ''}"
     with _at(parent):
         variable = keras.Variable(np.zeros(shape, NUMPY_DTYPES[master]), dtype=str(master), name=name)
-    shard = Shard(segment, variable, partition.buckets[segment.bucket].dtype, exchange)
+    shard = VariableShard(segment, variable, partition.buckets[segment.bucket].dtype, exchange)
     variable.assign(tf.cast(shard.of_model(variables), variable.dtype))
     return shard
 

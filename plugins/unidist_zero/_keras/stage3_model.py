@@ -16,6 +16,7 @@ from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist.mesh import REPLICA_AXES
 from unidist.optim.update import Update
 from unidist_tensorflow.memory import dtype_of
+from unidist_tensorflow.optimizer import RowCheck
 from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.fragments.fsdp_units import Unit, find_units
 from unidist_zero._keras.fragments.lazy_init import make_equal
@@ -36,6 +37,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
     Args:
         model: built, equal on every rank.
         update: of its optimizer, whose options say whether it needs whole variables.
+        check_rows: refuses sparse gradients; None: their rows are added up.
 
     Attributes:
         communicator: over the shard group.
@@ -44,7 +46,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         units: gathered one by one.
     """
 
-    def __init__(self, model: Any, update: Update) -> None:
+    def __init__(self, model: Any, update: Update, check_rows: RowCheck | None) -> None:
         self._model = model
         self._update = update
         variables = _distinct(model.trainable_variables)
@@ -73,7 +75,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         self.units: list[Unit] = []
         for number, plan in enumerate(plans):
             numbers = [i for i, variable in enumerate(variables) if unit_of[id(variable)] == number]
-            movement = UnitMovement(self.fragments, numbers, reduce_dtypes)
+            movement = UnitMovement(self.fragments, numbers, reduce_dtypes, check_rows)
             is_root = plan.layer is model
             self.units.append(Unit(plan.layer, movement, lambda: self._is_suspended, recomputes=not is_root))
         self._unit_of = unit_of
@@ -104,7 +106,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
         self._connect()
 
     def is_read(self, fragment: Fragment) -> bool:
-        """Say whether any call of its layer has read the variable: otherwise its gradient of zeros means None."""
+        """Return whether any call of its layer has read the variable: otherwise its gradient of zeros means None."""
         return id(fragment.variable) in self.units[self._unit_of[id(fragment.variable)]].read
 
     @override
@@ -133,7 +135,7 @@ class FragmentedModel(GathersParameters, HasKeptState):
                 fragment.install()
 
 
-def fragment_model(model: Any, update: Update) -> None:
+def fragment_model(model: Any, update: Update, check_rows: RowCheck | None) -> None:
     """Shard a model's variables over the ranks, for the optimizer of `update`. Collective; rank 0's values count.
 
     Raises:
@@ -148,7 +150,7 @@ def fragment_model(model: Any, update: Update) -> None:
     if STATE_ATTRIBUTE in model.__dict__:
         raise UsageError("the model is distributed already, and at zero=3 only one optimizer can update it")
     make_equal(model, update.num_ranks)
-    model.__dict__[STATE_ATTRIBUTE] = FragmentedModel(model, update)
+    model.__dict__[STATE_ATTRIBUTE] = FragmentedModel(model, update, check_rows)
 
 
 def described(fragment: Fragment) -> ParameterInfo:

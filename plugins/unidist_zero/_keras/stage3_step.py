@@ -22,7 +22,7 @@ from unidist_tensorflow.framework import TensorFlowFramework
 from unidist_tensorflow.gradients.tensors import Gradient
 from unidist_tensorflow.memory import dtype_of
 from unidist_zero._keras.fragments.variables import Fragment, FragmentedMixin
-from unidist_zero._keras.shards import Shard
+from unidist_zero._keras.shards import VariableShard
 from unidist_zero._keras.stage3_model import FragmentedModel, described, fragment_model
 from unidist_zero._keras.step import ShardedStep
 from unidist_zero.sharding.partition import Segment
@@ -30,6 +30,11 @@ from unidist_zero.sharding.partition import Segment
 
 class FragmentStep(ShardedStep):
     """See the module's text. Gradients of fragments are summed over the ranks when they come here."""
+
+    @property
+    @override
+    def keeps_parameters(self) -> bool:
+        return False
 
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         super().__init__(optimizer, plain, update)
@@ -42,7 +47,7 @@ class FragmentStep(ShardedStep):
             raise UsageError(
                 "zero=3 needs an optimizer that is not built yet: give a new one, and load its state by unidist's load"
             )
-        fragment_model(model, self._update)
+        fragment_model(model, self._update, self.check_rows)
         self.model: FragmentedModel = model.__dict__[STATE_ATTRIBUTE]
 
     @override
@@ -60,10 +65,10 @@ class FragmentStep(ShardedStep):
         """See `InnerStep.equal_everywhere`: all but the fragments."""
         return [each for each in super().equal_everywhere(model) if not isinstance(each, FragmentedMixin)]
 
-    def _make_exchange(self, parameters: Sequence[ParameterInfo], options: ExchangeOptions) -> FragmentExchange:
-        return FragmentExchange(parameters, options=options, communicator=self.communicator)
+    def _make_exchange(self, parameters: Sequence[ParameterInfo], options: ExchangeOptions) -> FragmentGradientExchange:
+        return FragmentGradientExchange(parameters, options=options, communicator=self.communicator)
 
-    def _make_shards(self) -> list[Shard]:
+    def _make_shards(self) -> list[VariableShard]:
         shards = []
         for place, variable in enumerate(self._variables):
             fragment = self._fragment(variable)
@@ -71,7 +76,7 @@ class FragmentStep(ShardedStep):
             if piece is not None:
                 of_place = type(piece)(place, piece.start, piece.count, piece.bucket, piece.offset, piece.owner)
                 segment = Segment(piece.bucket, piece.offset, piece.count, (of_place,))
-                shards.append(Shard(segment, fragment.storage, dtype_of(fragment.storage)))
+                shards.append(VariableShard(segment, fragment.storage, dtype_of(fragment.storage)))
         return shards
 
     @property
@@ -83,10 +88,10 @@ class FragmentStep(ShardedStep):
     def _everyone(self) -> Communicator:
         return self.model.communicator
 
-    def _memory(self, place: int, shard: Shard) -> Buffer:
+    def _memory(self, place: int, shard: VariableShard) -> Buffer:
         return self._update.buffer(shard.places[0])
 
-    def _fill(self, shard: Shard, variables: Sequence[Any]) -> None:
+    def _fill(self, shard: VariableShard, variables: Sequence[Any]) -> None:
         """Nothing: the fragment is what the model has."""
         return  # without it AutoGraph, which leaves texts out, would see nothing, and warn of it
 
@@ -111,7 +116,7 @@ def attach(model: Any, update: Update) -> None:
     _steps[update].attach(model)
 
 
-class FragmentExchange(AllReduceExchange):
+class FragmentGradientExchange(AllReduceExchange):
     """Gradients of fragments: added up over the passes of a window, and multiplied by the scale. Nothing is sent.
 
     Args:

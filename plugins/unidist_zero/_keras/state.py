@@ -16,10 +16,10 @@ from unidist.checkpoint.format.optimizer_record import OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name
 from unidist_keras.checkpoint import OptimizerState, piece_of, plain_class, read_into, slot_of, stable_paths
+from unidist_keras.slots import slot_lists
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, buffer_of_array, dtype_of, empty_array
-from unidist_tensorflow.optimizer.inner_step import slot_lists
 from unidist_zero._keras.fragments.variables import Fragment
-from unidist_zero._keras.shards import Shard
+from unidist_zero._keras.shards import VariableShard
 
 MASTER = "master"
 """The slot of what a variable of 16 bits is updated as."""
@@ -36,7 +36,7 @@ class _Slot:
         index: of the shard among the optimizer's variables.
     """
 
-    shard: Shard
+    shard: VariableShard
     name: str
     value: Any
     index: int
@@ -58,7 +58,7 @@ class ShardedOptimizerState(OptimizerState):
     """
 
     def __init__(
-        self, optimizer: Any, models: Mapping[str, Any], variables: Sequence[Any], shards: Sequence[Shard]
+        self, optimizer: Any, models: Mapping[str, Any], variables: Sequence[Any], shards: Sequence[VariableShard]
     ) -> None:
         super().__init__(optimizer, models)
         self._of_models = list(variables)

@@ -7,7 +7,7 @@ lets the optimizer's own class update the shards, and gathers them into the mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +24,16 @@ from unidist.jobs import SpillFolder
 from unidist.optim.interface import MakesInnerStep
 from unidist.optim.update import Update
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
-from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, HostFunction
+from unidist_keras.slots import variable_and_slots
+from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutputs, Gradient, HostFunction
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
-from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
-from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, restoring, variable_and_slots
+from unidist_tensorflow.optimizer.elementwise import RowCheck, needs_whole_variables
+from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, restoring
 from unidist_zero._keras.clipping import ShardedClipping, exchanged
 from unidist_zero._keras.gather import VariableGather
 from unidist_zero._keras.offload import StateInFiles
 from unidist_zero._keras.optimizer_rebuild import SavedState, restore_state, save_state
-from unidist_zero._keras.shards import Shard, make_shards
+from unidist_zero._keras.shards import VariableShard, make_shards
 from unidist_zero.binding import ZeroBinding
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 from unidist_zero.strategy import Zero
@@ -61,6 +62,8 @@ class KerasZero(ZeroBinding):
             update.options = replace(update.options, whole_tensors=whole)
             step = _kind_of_step(strategy, update)(optimizer, plain, update)
             step.files = files
+            if strategy.sparse is None:
+                step.check_rows = RowCheck(optimizer, plain, "zero:sparse=dense")
             return step
 
         return make
@@ -97,6 +100,9 @@ class ShardedStep(InnerStep):
     """
 
     sharded = True
+    check_rows: RowCheck | None = None
+    """Knows whether the optimizer wants each row of a sparse gradient by itself; None: they are added up in any case.
+    """
     files: SpillFolder | None = None
     """Where state is kept between two updates; None: in memory."""
     in_files: StateInFiles | None = None
@@ -109,7 +115,7 @@ class ShardedStep(InnerStep):
         self._host_functions: list[HostFunction] = []
         self._inner = getattr(optimizer, "inner_optimizer", optimizer)
         self._is_built = False
-        self._shards: list[Shard] = []
+        self._shards: list[VariableShard] = []
         self._variables: list[Any] = []  # of the model, by place
         self._decaying: list[bool] = []  # by place
         self._nothing: Any = None
@@ -118,8 +124,21 @@ class ShardedStep(InnerStep):
 
     @property
     @override
+    def keeps_parameters(self) -> bool:
+        """See `InnerStep.keeps_parameters`: shards are filled from the model before each step."""
+        return self._update.options.precision is None
+
+    @property
+    @override
     def is_built(self) -> bool:
         return self._is_built
+
+    @override
+    def own_gradient(self, variable: Any, gradient: Gradient | None) -> Gradient | None:
+        gradient = super().own_gradient(variable, gradient)
+        if isinstance(gradient, tf.IndexedSlices) and (self.check_rows is None or self.check_rows.allows_sums):
+            return tf.convert_to_tensor(gradient)
+        return gradient
 
     @override
     def equal_everywhere(self, model: Any) -> list[Any]:
@@ -154,13 +173,13 @@ class ShardedStep(InnerStep):
         self._override()
         self._is_built = True
 
-    def _make_shards(self) -> list[Shard]:
+    def _make_shards(self) -> list[VariableShard]:
         """Return this rank's shards of `_variables`, when the exchanges are there."""
         precision = self._update.options.precision
         dtypes = [dtype_of(variable) for variable in self._variables]
         masters = dtypes if precision is None else [precision.master_dtype(dtype) for dtype in dtypes]
         order = self._update.in_groups([str(getattr(each, "path", each.name)) for each in self._variables])
-        shards: list[Shard] = []
+        shards: list[VariableShard] = []
         self._gathers = []
         begin = 0
         for number, exchange in enumerate(self._update.exchanges):
@@ -189,14 +208,14 @@ class ShardedStep(InnerStep):
         assert isinstance(exchange, ReduceScatterExchange)
         return exchange
 
-    def _memory(self, place: int, shard: Shard) -> Buffer:
+    def _memory(self, place: int, shard: VariableShard) -> Buffer:
         """Return the memory that holds the gradient of a shard."""
         segment, exchange = shard.segment, self._update.exchanges[shard.exchange]
         assert isinstance(exchange, ReduceScatterExchange)
         begin = exchange.partition.buckets[segment.bucket].begin(exchange.shard_groups[HOST].communicator.rank)
         return exchange.shard(segment.bucket).slice(segment.offset - begin, segment.count)
 
-    def _fill(self, shard: Shard, variables: Sequence[Any]) -> None:
+    def _fill(self, shard: VariableShard, variables: Sequence[Any]) -> None:
         """Copy what the script has assigned to the model's variables."""
         shard.fill(variables)
 
@@ -237,7 +256,7 @@ class ShardedStep(InnerStep):
                     self.in_files.move(variable_and_slots(inner, shard.variable))
 
     def _check_finite(self, gradients: Sequence[Any]) -> tf.Tensor:
-        """Say whether the gradients of all ranks are finite; the same on all."""
+        """Return whether the gradients of all ranks are finite; the same on all."""
         finite = self._plain.check_finite(self._optimizer, gradients)
         flags = tf.cast(tf.reshape(finite, [1]), tf.uint8)
         return exchanged(self._everyone, flags, DType.UINT8, ReduceOp.MIN)[0] > 0
@@ -246,25 +265,50 @@ class ShardedStep(InnerStep):
 
     @override
     def step_eagerly(self, exchange: FusedExchange, entries: Sequence[Entry], result: ExchangeResult) -> None:
-        outputs = [tf.constant(result.present), *map(tf.constant, self._shard_gradients(exchange))]
-        self._step(entries, outputs, result.present, self._variables)
+        self._step_now(exchange, entries, result.present, self._variables)
+
+    def _step_now(
+        self, exchange: FusedExchange, entries: Sequence[Entry], present: Sequence[bool], variables: Sequence[Any]
+    ) -> None:
+        """Update the shards in eager mode. See `_step` for the arguments."""
+        arrays = self._shard_gradients(exchange)
+        self._step(
+            entries, [tf.constant(present), *self._gradients(exchange, map(tf.constant, arrays))], present, variables
+        )
 
     @override
     def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
         """See `InnerStep.exchange_outputs`: who has a gradient, and the gradients of the shards."""
         specs = [tf.TensorSpec([len(self._variables)], tf.bool)]
-        specs += [tf.TensorSpec(shard.variable.shape, shard.variable.dtype) for shard in self._shards]
+        for shard in self._shards:
+            shape, dtype = tuple(shard.variable.shape), shard.variable.dtype
+            if shard.is_sparse(exchange):
+                rest = shape[1:]
+                specs += [tf.TensorSpec([None, *rest], dtype), tf.TensorSpec([None], tf.int64)]
+            else:
+                specs.append(tf.TensorSpec(shape, dtype))
         return ExchangeOutputs(specs, lambda result: [np.array(result.present, bool), *self._shard_gradients(exchange)])
 
     @override
     def step_in_graph(
         self, exchange: FusedExchange, entries: Sequence[Entry], outputs: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
-        self._step(entries, outputs, None, self._variables)
+        self._step(entries, [outputs[0], *self._gradients(exchange, outputs[1:])], None, self._variables)
         return outputs[1:]
 
+    def _gradients(self, exchange: FusedExchange, tensors: Iterable[tf.Tensor]) -> list[Gradient]:
+        """Return the gradients of the shards, of tensors of the arrays that `_shard_gradients` returned."""
+        given = iter(tensors)
+        return [
+            tf.IndexedSlices(next(given), next(given), tf.constant(tuple(shard.variable.shape)))
+            if shard.is_sparse(exchange)
+            else next(given)
+            for shard in self._shards
+        ]
+
     def _shard_gradients(self, exchange: FusedExchange) -> list[Array]:
-        arrays = []
+        """Return an array for each shard; values and indices, if one of its gradients is sparse."""
+        arrays: list[Array] = []
         for place, shard in enumerate(self._shards):
             factor = self._update.exchanges[shard.exchange].pending_factor
             view = array_of_buffer(self._memory(place, shard), tuple(shard.variable.shape))
@@ -276,12 +320,15 @@ class ShardedStep(InnerStep):
                 arrays.append(view * view.dtype.type(factor))
             else:
                 arrays.append(exchange.given(view))
+            if shard.is_sparse(exchange):
+                slices = shard.with_slices(arrays.pop(), exchange)
+                arrays += [slices.values, slices.indices]
         return arrays
 
     def _step(
         self,
         entries: Sequence[Entry],
-        outputs: Sequence[tf.Tensor],
+        outputs: Sequence[Gradient],
         known: Sequence[bool] | None,
         variables: Sequence[Any],
     ) -> None:
@@ -289,7 +336,7 @@ class ShardedStep(InnerStep):
 
         Args:
             entries: of the call.
-            outputs: whether any rank has a gradient, `(places,)`, and the gradients of the shards.
+            outputs: whether any rank has a gradient, `(places,)`, and the gradients of the shards, dense or sparse.
             known: for each place whether any rank has a gradient; None: known only when the graph runs.
             variables: of the model, by place, or stand-ins for them.
         """
@@ -298,8 +345,8 @@ class ShardedStep(InnerStep):
         if known is not None:
             certain = {place for place, is_present in enumerate(known) if is_present}
         local = [entry for entry in entries if entry.place is None and entry.gradient is not None]
-        stepped: list[tuple[Shard, Any]] = []
-        kept: list[tuple[Shard, Any, tf.Tensor]] = []
+        stepped: list[tuple[VariableShard, Any]] = []
+        kept: list[tuple[VariableShard, Any, tf.Tensor]] = []
         for shard, gradient in zip(self._shards, gradients, strict=True):
             self._fill(shard, variables)
             if not shard.segment.count or (known is not None and not certain.intersection(shard.places)):
@@ -326,8 +373,8 @@ class ShardedStep(InnerStep):
                 value = tf.convert_to_tensor(variable)
                 variable.assign(tf.where(present[place], variable.constraint(value), value))
 
-    def _apply(self, stepped: Sequence[tuple[Shard, Any]], local: Sequence[Entry], *, nobody: bool) -> None:
-        shards: list[Shard | None] = [shard for shard, _ in stepped]
+    def _apply(self, stepped: Sequence[tuple[VariableShard, Any]], local: Sequence[Entry], *, nobody: bool) -> None:
+        shards: list[VariableShard | None] = [shard for shard, _ in stepped]
         gradients = [gradient for _, gradient in stepped] + [entry.gradient for entry in local]
         variables = [shard.variable for shard, _ in stepped] + [entry.variable for entry in local]
         shards += [None] * len(local)

@@ -13,11 +13,12 @@ from unidist.checkpoint.format.optimizer_record import OptimizerRecord
 from unidist.checkpoint.format.pieces import Piece as SavedPiece
 from unidist.checkpoint.format.pieces import Placement, slot_name, split_slot
 from unidist.errors import UsageError
-from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState, is_slot, scalar_dtype
+from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState
 from unidist_torch.checkpoint.tensors import piece_of, read_into
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
+from unidist_torch.parameter_states import ParameterState, is_slot, scalar_dtype
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
-from unidist_zero._torch.segments import SegmentTensor, State
+from unidist_zero._torch.segments import SegmentTensor
 from unidist_zero._torch.shards import ParameterShard
 from unidist_zero.sharding.partition import Piece
 
@@ -129,9 +130,9 @@ class ShardedOptimizerState(OptimizerState):
         shard: ParameterShard,
         segment: SegmentTensor,
         slots: Mapping[str, Sequence[str]],
-    ) -> State:
+    ) -> ParameterState:
         first = self._placement(shard.parameters[segment.pieces[0].parameter])
-        state: State = {
+        state: ParameterState = {
             slot: number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
             for slot, number in self._scalars(record, first.name).items()
         }

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from unidist_torch.optimizer.clone import clone_for, options_of
+from unidist_torch.parameter_states import ParameterState, ParameterStates
 from unidist_zero._torch.parameters.offload import StateMemory
-from unidist_zero._torch.segments import SegmentTensor, State
+from unidist_zero._torch.segments import SegmentTensor
 
 
 class InnerOptimizer:
@@ -33,6 +34,7 @@ class InnerOptimizer:
         self._memory = memory
         self._segments: list[SegmentTensor] = []
         self._inner = clone_for(outer, plain, [[] for _ in outer.param_groups])
+        self._states = ParameterStates(self._inner)
 
     def set_segments(self, segments: Iterable[SegmentTensor]) -> None:
         """Step on these segments from now on."""
@@ -45,23 +47,18 @@ class InnerOptimizer:
         for segment in self._segments:
             groups[segment.group]["params"].append(segment.leaf)
 
-    def state(self, segment: SegmentTensor) -> State:
+    def state(self, segment: SegmentTensor) -> ParameterState:
         """Return the state of a segment; empty before its first update."""
-        found: State = self._inner.state.get(segment.leaf, {})
-        return found
+        return self._states.of(segment.leaf)
 
-    def set_state(self, segment: SegmentTensor, state: State) -> None:
+    def set_state(self, segment: SegmentTensor, state: ParameterState) -> None:
         """Replace the state of a segment."""
-        if state:
-            self._inner.state[segment.leaf] = state
-            self._keep_in_memory(segment)
-        else:
-            self._inner.state.pop(segment.leaf, None)
+        self._states.replace(segment.leaf, state)
+        self._keep_in_memory(segment)
 
-    def pop_state(self, segment: SegmentTensor) -> State:
+    def pop_state(self, segment: SegmentTensor) -> ParameterState:
         """Remove the state of a segment, and return it."""
-        found: State = self._inner.state.pop(segment.leaf, {})
-        return found
+        return self._states.take(segment.leaf)
 
     def before_step(self) -> None:
         """Run the script's hooks before a step; they may read the parameters, and write to them."""

@@ -11,15 +11,16 @@ import torch
 
 from unidist.runtime import context
 from unidist_torch.gradients.parameters import shaped
+from unidist_torch.host_copies import HostCopy
 from unidist_torch.memory import is_dense
-from unidist_zero._torch.parameters.offload import HostCopy, StateMemory
+from unidist_torch.parameter_states import ParameterState
+from unidist_zero._torch.parameters.offload import StateMemory
 from unidist_zero.sharding.partition import Piece, Segment, join_segments
 
 _log = logging.getLogger("unidist")
 
-State = dict[str, Any]
-
-_PART = 1 << 20  # elements
+_PART = 1 << 20  # elements that the host compares at a time
+_PART_ON_DEVICE = 1 << 23
 
 
 class SegmentTensor:
@@ -60,6 +61,7 @@ class SegmentTensor:
         self.is_copied = is_copied or master is not None
         self._memory = memory
         self._fetched: HostCopy | None = None
+        self._parameters: HostCopy | None = None
         base = self._base = self._copy(master or flat.dtype) if self.is_copied else self.flat
         self.leaf = self._formed(base.detach()).requires_grad_(base.is_floating_point() or base.is_complex())
 
@@ -68,16 +70,20 @@ class SegmentTensor:
         """The pieces of the segment."""
         return self.span.pieces
 
-    def fetch_gradient(self) -> None:
-        """Begin to copy the gradient to the host, if that is where the leaf is. Before `set_gradient`, for all of them.
+    def fetch(self, *, gradient: bool) -> None:
+        """Begin to copy to the host what it needs, if that is where the leaf is. First of all, for all segments.
 
-        The gradient must not be written to in between.
+        Args:
+            gradient: it needs the gradient too, which must not be written to before `set_gradient`.
         """
         if self._memory is None:
             return
-        gradient = self._gradient()
-        if self._memory.is_away(gradient):
-            self._fetched = HostCopy(gradient)
+        if self.is_copied and self._memory.is_away(self.flat):
+            self._parameters = HostCopy(self.flat)
+        if gradient:
+            current = self._gradient()
+            if self._memory.is_away(current):
+                self._fetched = HostCopy(current)
 
     def set_gradient(self, factor: float) -> None:
         """Give the leaf its gradient.
@@ -100,25 +106,31 @@ class SegmentTensor:
             self._formed(self.flat).copy_(self.leaf.detach(), non_blocking=True)
 
     def follow_parameters(self) -> None:
-        """Update the copy where somebody has written to the parameters: a checkpoint, `load_state_dict`."""
+        """Update the copy where somebody has written to the parameters: a checkpoint, `load_state_dict`. After `fetch`.
+
+        They are compared with it, as what is written through `parameter.data` leaves no trace. The host does not wait
+        for an accelerator.
+        """
         if not self.is_copied:
             return
-        # In small parts: what is computed on the way takes memory too.
-        for kept, current in zip(torch.split(self._base, _PART), torch.split(self.flat, _PART), strict=True):
-            current = current.to(kept.device)
+        fetched, self._parameters = self._parameters, None
+        flat = self.flat if fetched is None else fetched.wait()
+        # In parts: what is computed on the way takes memory too.
+        size = _PART if flat.is_cpu else _PART_ON_DEVICE
+        for kept, current in zip(torch.split(self._base, size), torch.split(flat, size), strict=True):
             changed = kept.to(current.dtype) != current
-            if changed.any():
+            if not changed.is_cpu or changed.any():
                 kept.copy_(torch.where(changed, current.to(kept.dtype), kept))
 
     def is_slot(self, value: Any) -> bool:
-        """Say whether an entry of the optimizer's state has an element for each of the leaf's."""
+        """Return whether an entry of the optimizer's state has an element for each of the leaf's."""
         return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape == self.leaf.shape
 
     def flat_slot(self, value: torch.Tensor) -> torch.Tensor:
         """Return such an entry in the order of the leaf's memory, `(span.count,)`, without a copy if possible."""
         return value if self.form is None else _in_memory_order(value, self.form)
 
-    def split(self, keys: Sequence[Hashable], state: State) -> list[tuple[SegmentTensor, State]]:
+    def split(self, keys: Sequence[Hashable], state: ParameterState) -> list[tuple[SegmentTensor, ParameterState]]:
         """Return smaller segments, of neighbours with equal keys, each with its part of this one's state."""
         assert self.form is None, "a segment that is one whole parameter has one piece"
         made = []

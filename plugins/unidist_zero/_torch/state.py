@@ -10,12 +10,10 @@ import torch
 from unidist.buffer import HOST
 from unidist.negotiation.objects import gather_objects
 from unidist_torch.gradients.parameters import shaped
+from unidist_torch.parameter_states import ParameterState, ParameterStates, is_slot
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
-from unidist_zero._torch.segments import SegmentTensor, State, piece_in_memory_order
+from unidist_zero._torch.segments import SegmentTensor, piece_in_memory_order
 from unidist_zero._torch.shards import ParameterShard
-
-_COUNTS = frozenset(("step", "mu_product", "eta", "mu"))
-"""What torch's optimizers keep for a parameter as one number."""
 
 
 def adopt(optimizer: torch.optim.Optimizer, shard: ParameterShard, inner: InnerOptimizer) -> list[SegmentTensor]:
@@ -24,11 +22,9 @@ def adopt(optimizer: torch.optim.Optimizer, shard: ParameterShard, inner: InnerO
     The optimizer has no state for these parameters afterwards. A segment whose parameters have different scalars
     (counts of steps) is split. Parameters without state have none afterwards either.
     """
-    whole: dict[int, State] = {
-        index: optimizer.state.pop(parameter)
-        for index, parameter in enumerate(shard.parameters)
-        if parameter in optimizer.state
-    }
+    states = ParameterStates(optimizer)
+    taken = ((index, states.take(parameter)) for index, parameter in enumerate(shard.parameters))
+    whole = {index: state for index, state in taken if state}
     slots = _slots(whole, shard.forms)
     segments: list[SegmentTensor] = []
     for segment in shard.segments:
@@ -48,11 +44,12 @@ def keep_types(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) 
     """
     numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = ParameterStates(optimizer)
     for number, parameter in zip(numbers, parameters, strict=True):
         for name, value in state_dict["state"].get(number, {}).items():
-            loaded = optimizer.state[parameter].get(name)
+            loaded = states.of(parameter).get(name)
             if isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype and loaded.shape == value.shape:
-                optimizer.state[parameter][name] = value.detach().to(loaded.device, copy=True)
+                states.of(parameter)[name] = value.detach().to(loaded.device, copy=True)
 
 
 def whole_state_dict(
@@ -65,19 +62,21 @@ def whole_state_dict(
 
     It is what the optimizer's own class would return, so it loads into an optimizer that is not distributed.
     """
+    states = ParameterStates(optimizer)
     for shard in shards:
-        optimizer.state.update(_gathered(shard, inner))
+        for parameter, state in _gathered(shard, inner).items():
+            states.replace(parameter, state)
     try:
         return plain.state_dict(optimizer)
     finally:
         for shard in shards:
             for parameter in shard.parameters:
-                optimizer.state.pop(parameter, None)
+                states.take(parameter)
 
 
-def _gathered(shard: ParameterShard, inner: InnerOptimizer) -> dict[torch.Tensor, State]:
+def _gathered(shard: ParameterShard, inner: InnerOptimizer) -> dict[torch.Tensor, ParameterState]:
     """Return the whole state of each parameter that has some. Bucket by bucket, to limit what is in flight at once."""
-    whole: dict[torch.Tensor, State] = {}
+    whole: dict[torch.Tensor, ParameterState] = {}
     communicator = shard.exchange.shard_groups[HOST].communicator
     for number in range(len(shard.exchange.partition.buckets)):
         mine = [
@@ -106,8 +105,8 @@ class _Slot:
         self.flat = flat
 
 
-def _piece_state(segment: SegmentTensor, begin: int, count: int, inner: InnerOptimizer) -> State:
-    state: State = {}
+def _piece_state(segment: SegmentTensor, begin: int, count: int, inner: InnerOptimizer) -> ParameterState:
+    state: ParameterState = {}
     for name, value in inner.state(segment).items():
         if segment.is_slot(value):
             state[name] = _Slot(segment.flat_slot(value)[begin : begin + count].detach().cpu().clone())
@@ -116,7 +115,7 @@ def _piece_state(segment: SegmentTensor, begin: int, count: int, inner: InnerOpt
     return state
 
 
-def _fill(whole: State, form: torch.Tensor, device: torch.device, start: int, state: State) -> None:
+def _fill(whole: ParameterState, form: torch.Tensor, device: torch.device, start: int, state: ParameterState) -> None:
     """Add what one rank has of a parameter's state."""
     for name, value in state.items():
         if not isinstance(value, _Slot):
@@ -128,7 +127,7 @@ def _fill(whole: State, form: torch.Tensor, device: torch.device, start: int, st
         flat[start : start + value.flat.numel()] = value.flat.to(device)
 
 
-def _signature(state: State, slots: set[str]) -> tuple[Any, ...]:
+def _signature(state: ParameterState, slots: set[str]) -> tuple[Any, ...]:
     """Return what parameters must have in common to be updated as one tensor."""
     return tuple((name, "slot" if name in slots else _plain(value)) for name, value in sorted(state.items()))
 
@@ -137,29 +136,29 @@ def _plain(value: Any) -> str:
     return f"{value.dtype} {value.tolist()}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _slots(whole: dict[int, State], parameters: Sequence[torch.Tensor]) -> set[str]:
+def _slots(whole: dict[int, ParameterState], parameters: Sequence[torch.Tensor]) -> set[str]:
     """Return the names of state that has an element for each of the parameter's.
 
     Of a parameter without dims one cannot tell it from a count; what others have under the same name can.
     """
     found: set[str] = set()
     others: set[str] = set()
-    scalars: set[str] = set()
+    without_dims: set[str] = set()
     for index, state in whole.items():
         parameter = parameters[index]
         for name, value in state.items():
-            if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
+            if not is_slot(name, value, parameter) or value.shape != parameter.shape:
                 others.add(name)
-            elif parameter.dim():
-                found.add(name)
-            elif name not in _COUNTS:
-                scalars.add(name)
-    return found | (scalars - others)
+            else:
+                (found if parameter.dim() else without_dims).add(name)
+    return found | (without_dims - others)
 
 
-def _state_of(segment: SegmentTensor, whole: dict[int, State], forms: Sequence[torch.Tensor], slots: set[str]) -> State:
+def _state_of(
+    segment: SegmentTensor, whole: dict[int, ParameterState], forms: Sequence[torch.Tensor], slots: set[str]
+) -> ParameterState:
     """Return a segment's state, assembled from that of its parameters."""
-    state: State = {}
+    state: ParameterState = {}
     for name, value in whole.get(segment.pieces[0].parameter, {}).items():
         if segment.form is not None or name not in slots:
             state[name] = value.clone() if isinstance(value, torch.Tensor) else value

@@ -20,7 +20,7 @@ from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
 from unidist_zero._torch.checkpoint import ShardedOptimizerState
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
 from unidist_zero._torch.parameters import stage3
-from unidist_zero._torch.parameters.memory import FlatMemory, ParameterMemory, SharedPagesMemory, UnitMemory
+from unidist_zero._torch.parameters.memory import FlatParameterMemory, ParameterMemory, SharedPagesMemory, UnitMemory
 from unidist_zero._torch.parameters.offload import make_state_memory, refuse_device_steps
 from unidist_zero._torch.parameters.shared_pages import PagedModel
 from unidist_zero._torch.parameters.stage3 import ShardedModel, sharded_model_of
@@ -121,6 +121,11 @@ class ShardedStep(InnerStep):
         self._is_fresh = True  # no update has been made
         self._is_lost = update.step > 0  # in another generation of an elastic job there was state
 
+    @property
+    @override
+    def keeps_parameters(self) -> bool:
+        return self._model is None and self._strategy.offload is None and self._update.options.precision is None
+
     @override
     def before_agreement(self) -> None:
         """See `InnerStep.before_agreement`: at stage 3 buckets are made of units."""
@@ -186,11 +191,13 @@ class ShardedStep(InnerStep):
             if self._split(shard, present, groups):
                 self._inner.set_segments(self._segments())
             for segment in shard.segments:
-                segment.follow_parameters()
-                if present[segment.pieces[0].parameter]:
-                    segment.fetch_gradient()
+                is_stepped = present[segment.pieces[0].parameter]
+                segment.fetch(gradient=is_stepped)
+                if is_stepped:
                     fetched.append((segment, shard.exchange.pending_factor))
             begin += len(shard.parameters)
+        for segment in self._segments():
+            segment.follow_parameters()
         for segment, factor in fetched:
             segment.set_gradient(factor)
         result = self._inner.step()
@@ -267,7 +274,7 @@ class ShardedStep(InnerStep):
             wish = self._strategy.sharing(self._update.context)
             if may_share(wish, exchange.shard_groups[HOST].communicator, kinds):
                 return SharedPagesMemory(exchange, parameters)
-            return FlatMemory(exchange, parameters, recorder)
+            return FlatParameterMemory(exchange, parameters, recorder)
 
         return ParameterShard(
             exchange,

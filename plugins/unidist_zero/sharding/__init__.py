@@ -1,6 +1,6 @@
 """Sharded gradients and parameters without a framework: partition, reduce-scatter, all-gather, shared memory, files.
 
-Imports only the core, and neither `_torch` nor `_keras`. A binding to another framework uses the names listed here.
+Imports the core only. A binding to another framework uses the names listed here.
 """
 
 from __future__ import annotations

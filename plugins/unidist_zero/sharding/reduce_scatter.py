@@ -294,7 +294,7 @@ class ReduceScatterExchange(GradientExchange):
         return bucket.memory
 
     def _has_room(self, limit: int | None) -> bool:
-        """Say whether another bucket may be in flight; wait for that."""
+        """Return whether another bucket may be in flight; wait for that."""
         return limit is None or self._finish_oldest(lambda: self._posted - self._completed >= limit)
 
     def _finish_oldest(self, is_full: Callable[[], bool]) -> bool:
@@ -309,7 +309,11 @@ class ReduceScatterExchange(GradientExchange):
         while is_full():
             if self._completed == self._posted:
                 return False
-            if self._advance(self._in_order[self._completed], wait=False):
+            oldest = self._in_order[self._completed]
+            if oldest.shard_group.communicator.capabilities.waits_in_queue:  # nobody waits here
+                self._finish_next()
+                continue
+            if self._advance(oldest, wait=False):
                 self._completed += 1
                 continue
             if self._patience_sec <= 0:

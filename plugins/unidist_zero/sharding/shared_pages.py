@@ -113,7 +113,7 @@ def obstacle_in_groups(communicator: Communicator, num_shards: int, memory_kinds
 
 
 def may_share(wish: str, communicator: Communicator, memory_kinds: set[str], num_shards: int | None = None) -> bool:
-    """Say whether parameters go to memory that ranks share.
+    """Return whether parameters go to memory that ranks share.
 
     Args:
         wish: the option `shared`: "auto" if possible, "true", or "false".

@@ -10,7 +10,7 @@ import pytest
 from horovod_bindings import ENVIRONMENTS, skip_without
 
 from unidist.buffer import Buffer
-from unidist.testing._rank_side import Connector
+from unidist.testing._rank_side import EngineConnector
 from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.parallel
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parallel
 def test_what_others_do_without_a_rank_that_has_closed_is_completed(rank_pool: RankPoolFactory, binding: str) -> None:
     skip_without(binding)
 
-    def case(connector: Connector) -> None:
+    def case(connector: EngineConnector) -> None:
         world = connector.connect("leaving")
         part = world.split((1, 2) if world.rank else ())
         if part is not None:
@@ -31,5 +31,5 @@ def test_what_others_do_without_a_rank_that_has_closed_is_completed(rank_pool: R
             part.close()
         connector.close(world)
 
-    connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=60))
+    connector = EngineConnector("horovod", secrets.token_hex(4), timedelta(seconds=60))
     rank_pool(3, env=ENVIRONMENTS[binding]).run(case, (connector,), timeout=timedelta(seconds=180))

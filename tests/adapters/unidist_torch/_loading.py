@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from unidist.mesh import SAMPLE_AXES
 from unidist.optim.script_position import DrawnBatches
 from unidist.runtime import context
 from unidist.topology import Topology
@@ -15,11 +16,12 @@ from unidist.topology import Topology
 
 @contextmanager
 def as_rank(rank: int, size: int) -> Iterator[None]:
-    """Be this rank of a job without communication."""
+    """Be the ranks of a job without communication that have one share of the samples: the second one of two."""
+    world = 2 * rank + 1, 2 * size
     runtime: Any = SimpleNamespace(
-        topology=Topology(rank, size, rank, size),
-        axis_rank=lambda axis: rank,
-        axis_size=lambda axis: size,
+        topology=Topology(*world, *world),
+        axis_rank=lambda axes: {SAMPLE_AXES: rank}[axes],
+        axis_size=lambda axes: {SAMPLE_AXES: size}[axes],
         recorder=SimpleNamespace(data_sec=0.0),
         negotiator=None,
         is_elastic=False,

@@ -68,10 +68,13 @@ def test_a_sampler_over_all_ranks_of_a_divided_model_is_a_warning(pool: Pool) ->
 def test_each_rank_has_a_device_of_its_own(pool: Pool, visible: int) -> None:
     def on_rank() -> str:
         with pytest.MonkeyPatch.context() as patch, runtime():
-            patch.setattr(torch.version, "cuda", "12.8")
+            current: list[int] = []
             patch.setattr(torch.cuda, "device_count", lambda: visible)
+            patch.setattr(torch.cuda, "set_device", current.append)
             try:
-                return str(ud.device())
+                device = ud.device()
+                assert current == ([device.index] if visible else [])
+                return str(device)
             except ConfigurationError as exc:
                 return str(exc)
 

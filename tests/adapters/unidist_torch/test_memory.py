@@ -40,3 +40,10 @@ def test_a_buffer_keeps_the_memory_of_a_tensor_that_gets_another_one(change):
     change(parameter)
     assert buffer.owner.data_ptr() == buffer.address != parameter.data_ptr()
     assert torch.equal(tensor_of(buffer), torch.arange(100_000.0))
+
+
+def test_a_buffer_of_a_tensor_that_nobody_else_has_needs_no_other_tensor():
+    tensor = torch.arange(5)
+    buffer = buffer_of(tensor, is_ours=True)
+    assert buffer.owner is tensor
+    assert (buffer.address, buffer.count) == (tensor.data_ptr(), 5)

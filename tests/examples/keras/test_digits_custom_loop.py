@@ -1,4 +1,4 @@
-"""The Keras digits example with a loop of its own learns to read, however it is started."""
+"""The Keras digits example with its own loop learns to read, however it is started."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from unidist.errors import ConfigurationError
-from unidist_activations._blocks import Member, find_blocks
+from unidist_activations._blocks import ModelMember, find_blocks
 
 
-def parts(*lines: str) -> list[Member]:
+def parts(*lines: str) -> list[ModelMember]:
     """Return members from lines "path kind"; a kind in brackets is a Sequential, in braces a ModuleList."""
     paths = [line.split()[0] for line in lines]
     return [
-        Member(
+        ModelMember(
             tuple(path.split(".")),
             kind.strip("[]{}"),
             has_members=any(other.startswith(f"{path}.") for other in paths),
@@ -60,7 +60,7 @@ PLAIN = parts(*(line for i in range(3) for line in (f"{i} [Seq]", f"{i}.0 Linear
 FLAT = parts("0 Linear", "1 Tanh", "2 Linear")
 
 
-def found(members: list[Member], *patterns: str) -> list[str]:
+def found(members: list[ModelMember], *patterns: str) -> list[str]:
     return [".".join(path) for path in find_blocks(members, patterns, separator=".")]
 
 
@@ -74,7 +74,7 @@ def found(members: list[Member], *patterns: str) -> list[str]:
     ],
     ids=["gpt", "translator", "resnet", "sequentials"],
 )
-def test_what_a_model_repeats_are_its_blocks(members: list[Member], blocks: list[str]) -> None:
+def test_what_a_model_repeats_are_its_blocks(members: list[ModelMember], blocks: list[str]) -> None:
     assert found(members) == blocks
 
 

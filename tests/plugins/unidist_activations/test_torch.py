@@ -106,7 +106,7 @@ def test_offloaded_tensors_are_alive_nowhere_but_in_files(policies: dict[str, Ac
 def test_a_tensor_that_several_operations_keep_is_moved_once(policies: dict[str, Activations]) -> None:
     moved: list[int] = []
 
-    class Store(_torch_offload.Store):
+    class Store(_torch_offload.ActivationStore):
         def put(self, tensor: torch.Tensor) -> Any:
             moved.append(tensor.data_ptr())
             copied = tensor.clone()

@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from unidist_bench import Durations, Meeting, side_by_side, take_turns
+from unidist_bench import BenchmarkRanks, Durations, side_by_side, take_turns
 
 
-def alone(barriers: list[str] | None = None) -> Meeting:
-    return Meeting(lambda: None if barriers is None else barriers.append("barrier"), lambda own: [own])
+def alone(barriers: list[str] | None = None) -> BenchmarkRanks:
+    return BenchmarkRanks(lambda: None if barriers is None else barriers.append("barrier"), lambda own: [own])
 
 
 def test_variants_take_turns_in_an_order_that_rotates_after_a_barrier_each() -> None:
@@ -32,7 +32,7 @@ def test_of_several_ranks_the_slowest_counts_in_each_repetition() -> None:
     def ranks(own: Durations) -> list[Durations]:
         return [[[1.0, 5.0], [2.0, 6.0], [9.0, 0.5]], [[3.0, 4.0], [1.0, 7.0], [0.1, 0.2]]]
 
-    meeting = Meeting(lambda: None, ranks)
+    meeting = BenchmarkRanks(lambda: None, ranks)
     nothing = {"a": lambda: None, "b": lambda: None}
     assert take_turns(nothing, meeting, repetitions=3) == {"a": [3.0, 2.0, 9.0], "b": [5.0, 7.0, 0.5]}
     assert side_by_side(nothing, meeting, repetitions=3) == pytest.approx({"a": 3.0, "b": 5.0})

@@ -20,7 +20,8 @@ from unidist_command import Command
 
 from unidist_kubernetes.elastic import Reception
 from unidist_kubernetes.kinds import objects
-from unidist_kubernetes.manifest import Kind, Manifest
+from unidist_kubernetes.manifest import JobKind, Manifest
+from unidist_kubernetes.messages import PodHere
 
 Start = Callable[[int, list[str], dict[str, str]], "subprocess.Popen[str]"]
 
@@ -52,7 +53,7 @@ class JobSet:
     def pod(self, index: int) -> ClusterPod:
         """Return a pod as Kubernetes makes it, each time by another name."""
         wanted = Manifest(
-            Kind.JOBSET, "train", "i", 2, 1, self._arguments, port=self._port, python=sys.executable, folder="/"
+            JobKind.JOBSET, "train", "i", 2, 1, self._arguments, port=self._port, python=sys.executable, folder="/"
         )
         found = pods_of(objects(wanted))
         env = dict(found[index].env)
@@ -161,7 +162,7 @@ def test_what_an_elastic_jobset_cannot_do_is_told_in_a_line(
 def test_pods_of_a_fixed_job_refuse_an_elastic_one(command: Command, tmp_path: Path) -> None:
     name = command.script("pass")
     (tmp_path / "secret").write_text("x" * 16)
-    (pod, *_) = pods_of(objects(Manifest(Kind.JOB, "train", "i", 2, 1, (name,))))
+    (pod, *_) = pods_of(objects(Manifest(JobKind.JOB, "train", "i", 2, 1, (name,))))
     env = {**pod.env, "UNIDIST_POD_SECRET_FILE": str(tmp_path / "secret")}
     done = command.run("launch", "-np", "2", "--min-np", "1", name, env=env)
     assert done.returncode == 2
@@ -170,7 +171,7 @@ def test_pods_of_a_fixed_job_refuse_an_elastic_one(command: Command, tmp_path: P
 
 def test_a_pod_that_connects_again_takes_the_place_of_its_old_connection() -> None:
     reception = Reception()
-    hello = {"type": "pod", "name": "train-workers-0-0-abcde", "slots": 2}
+    hello = PodHere("train-workers-0-0-abcde", 2)
     (first,) = reception.received(1, hello, 0.0)
     drop, second = reception.received(2, hello, 0.0)
     assert first == second

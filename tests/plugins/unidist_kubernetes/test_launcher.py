@@ -19,9 +19,9 @@ from ssh_hosts import why_not as why_no_hosts
 from unidist_command import Command
 
 from unidist_kubernetes.kinds import objects
-from unidist_kubernetes.manifest import Kind, Manifest
+from unidist_kubernetes.manifest import JobKind, Manifest
 
-FIXED = [kind for kind in Kind if kind is not Kind.MPIJOB]
+FIXED = [kind for kind in JobKind if kind is not JobKind.MPIJOB]
 """Kinds whose pods meet by themselves; those of an MPIJob are hosts that are reached by ssh."""
 
 
@@ -38,15 +38,15 @@ class Pods:
         self.leader = leader
 
     def variables(
-        self, index: int, *arguments: str, kind: Kind = Kind.JOB, **changes: Any
+        self, index: int, *arguments: str, kind: JobKind = JobKind.JOB, **changes: Any
     ) -> tuple[list[str], dict[str, str]]:
-        port = {} if kind is Kind.TRAINJOB else {"port": self.port}
+        port = {} if kind is JobKind.TRAINJOB else {"port": self.port}
         wanted = {"num_pods": 2, "slots": 2, "arguments": arguments, "python": sys.executable, **port, **changes}
         pods = pods_of(objects(Manifest(kind=kind, name="train", image="i", **wanted)))
         env = pods[index].env
         if self.leader is not None:  # where no DNS does it
             env = {name: text.replace(pods[0].dns, self.leader) for name, text in env.items()}
-        if kind is Kind.TRAINJOB:
+        if kind is JobKind.TRAINJOB:
             env["PET_MASTER_PORT"] = str(self.port)  # that of another job, on this machine
         return pods[index].words, {**env, "UNIDIST_POD_SECRET_FILE": str(self.secret)}  # mounted by the kubelet
 
@@ -55,7 +55,7 @@ class Pods:
         index: int,
         *arguments: str,
         env: dict[str, str] | None = None,
-        kind: Kind = Kind.JOB,
+        kind: JobKind = JobKind.JOB,
         **changes: Any,
     ) -> subprocess.Popen[str]:
         command, own = self.variables(index, *arguments, kind=kind, **changes)
@@ -78,8 +78,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("kind", [Kind.JOB, Kind.TRAINJOB, Kind.TFJOB, Kind.VOLCANO])
-def test_pods_meet_and_their_ranks_know_their_place(pods: Pods, kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [JobKind.JOB, JobKind.TRAINJOB, JobKind.TFJOB, JobKind.VOLCANO])
+def test_pods_meet_and_their_ranks_know_their_place(pods: Pods, kind: JobKind) -> None:
     script = pods.command.script("""
         env = os.environ
         print(env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["UNIDIST_NODE_RANK"], env["UNIDIST_STRATEGY"])
@@ -210,7 +210,7 @@ def test_pods_that_cannot_meet_say_why(pods: Pods, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.skipif(bool(why_no_hosts()), reason=why_no_hosts() or "none")
 @pytest.mark.parametrize("kind", FIXED)
-def test_pods_on_hosts_of_their_own(command: Command, kind: Kind) -> None:
+def test_pods_on_hosts_of_their_own(command: Command, kind: JobKind) -> None:
     """Each with an address of its own, and the names that the cluster's DNS would know."""
     script = command.script("print(os.environ['MASTER_ADDR'], os.environ['UNIDIST_HOST_ADDRESS'])")
     pods = Pods(command, leader=None)

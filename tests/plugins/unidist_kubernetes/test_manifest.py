@@ -14,13 +14,13 @@ from unidist_command import Command
 
 from unidist.errors import ConfigurationError
 from unidist_kubernetes.kinds import objects
-from unidist_kubernetes.manifest import Kind, Manifest
+from unidist_kubernetes.manifest import JobKind, Manifest
 
 jsonschema = pytest.importorskip("jsonschema", reason="in the extra `test`")
 
 SCHEMAS = json.loads(Path(__file__).with_name("kubernetes_schemas.json").read_text())
 USUAL: dict[str, Any] = {
-    "kind": Kind.JOB,
+    "kind": JobKind.JOB,
     "name": "train",
     "image": "registry.example/train:1",
     "num_pods": 2,
@@ -50,7 +50,7 @@ def containers(document: Any) -> Iterator[dict[str, Any]]:
 
 
 def is_part(wanted: Any, found: Any) -> bool:
-    """Say whether everything is found again: a model leaves out what it does not know, and adds defaults."""
+    """Return whether everything is found again: a model leaves out what it does not know, and adds defaults."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(key in found and is_part(wanted[key], found[key]) for key in wanted)
     if isinstance(wanted, list):
@@ -73,7 +73,7 @@ def unknown(document: Any, name: str, models: Mapping[str, Any]) -> Iterator[str
                 yield f"{name}.{key}"
 
 
-@pytest.mark.parametrize("kind", list(Kind))
+@pytest.mark.parametrize("kind", list(JobKind))
 @pytest.mark.parametrize(
     "changes",
     [
@@ -90,18 +90,18 @@ def unknown(document: Any, name: str, models: Mapping[str, Any]) -> Iterator[str
     ],
     ids=["plain", "all"],
 )
-def test_manifests_have_the_form_that_the_api_takes(kind: Kind, changes: dict[str, Any]) -> None:
+def test_manifests_have_the_form_that_the_api_takes(kind: JobKind, changes: dict[str, Any]) -> None:
     documents = manifest(kind=kind, **changes)
     for document in documents:
         check(document)
     assert yaml.safe_load("".join(yaml.safe_dump(document) for document in documents[-1:])) == documents[-1]
     assert [document["kind"] for document in documents] == {
-        Kind.JOB: ["Service", "Job"],
-        Kind.JOBSET: ["JobSet"],
-        Kind.MPIJOB: ["MPIJob"],
-        Kind.TRAINJOB: ["TrainingRuntime", "TrainJob"],
-        Kind.TFJOB: ["TFJob"],
-        Kind.VOLCANO: ["Job"],
+        JobKind.JOB: ["Service", "Job"],
+        JobKind.JOBSET: ["JobSet"],
+        JobKind.MPIJOB: ["MPIJob"],
+        JobKind.TRAINJOB: ["TrainingRuntime", "TrainJob"],
+        JobKind.TFJOB: ["TFJob"],
+        JobKind.VOLCANO: ["Job"],
     }[kind]
     volumes = re.findall(r"'name': '(unidist-secret|shared-memory)'", str(documents))
     assert all(volumes.count(name) % 2 == 0 for name in volumes), "every mount has its volume"
@@ -134,11 +134,11 @@ def test_pods_find_the_first_by_the_name_that_kubernetes_gives_it() -> None:
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
     (container,) = containers(job)
     assert {"name": "UNIDIST_POD_LEADER", "value": "train-0.train:29400"} in container["env"]
-    (jobset,) = manifest(kind=Kind.JOBSET, max_restarts=3)
+    (jobset,) = manifest(kind=JobKind.JOBSET, max_restarts=3)
     (container,) = containers(jobset)
     assert {"name": "UNIDIST_POD_LEADER", "value": "train-workers-0-0.train:29400"} in container["env"]
     assert jobset["spec"]["failurePolicy"] == {"maxRestarts": 3}
-    launcher, worker = containers(manifest(kind=Kind.MPIJOB, arguments=("--strategy", "zero=2", "train.py"))[0])
+    launcher, worker = containers(manifest(kind=JobKind.MPIJOB, arguments=("--strategy", "zero=2", "train.py"))[0])
     assert launcher["command"][3:9] == ["launch", "--hostfile", "/etc/mpi/hostfile", "-np", "4", "--strategy"]
     assert worker["command"] == ["/usr/sbin/sshd", "-De"]
 
@@ -150,20 +150,32 @@ def test_pods_find_the_first_by_the_name_that_kubernetes_gives_it() -> None:
         ({"name": "x" * 62}, "at most 63 characters"),
         ({"memory": "64 GB"}, "--memory '64 GB': Kubernetes takes quantities"),
         ({"max_restarts": 1}, "--max-restarts needs --kind jobset or trainjob or volcano"),
-        ({"kind": Kind.TRAINJOB, "port": 2000}, "--port has no effect on --kind trainjob"),
-        ({"kind": Kind.TFJOB, "num_pods": 1}, "the operator of TFJobs tells a single pod nothing; use --kind job"),
-        ({"kind": Kind.JOB, "queue": "q"}, "--queue needs --kind volcano"),
-        ({"kind": Kind.TRAINJOB, "env": {"PET_NNODES": "2"}}, "--env PET_NNODES: the pods are told their place by it"),
+        ({"kind": JobKind.TRAINJOB, "port": 2000}, "--port has no effect on --kind trainjob"),
+        (
+            {"kind": JobKind.TFJOB, "num_pods": 1},
+            "the operator of TFJobs tells a single pod nothing; use --kind job",
+        ),
+        ({"kind": JobKind.JOB, "queue": "q"}, "--queue needs --kind volcano"),
+        (
+            {"kind": JobKind.TRAINJOB, "env": {"PET_NNODES": "2"}},
+            "--env PET_NNODES: the pods are told their place by it",
+        ),
         ({"env": {"TF_CONFIG": "{}"}}, "--env TF_CONFIG: the pods are told their place"),
         ({"env": {"UNIDIST_POD_SLOTS": "2"}}, "--env UNIDIST_POD_SLOTS: the pods"),
         ({"arguments": ("--min-np", "1", "train.py")}, "need --kind jobset"),
         (
-            {"kind": Kind.JOBSET, "arguments": ("-np", "2", "--max-np", "5", "train.py")},
+            {"kind": JobKind.JOBSET, "arguments": ("-np", "2", "--max-np", "5", "train.py")},
             "5 ranks are asked for, but 2 pods with 2 ranks each have room for 4",
         ),
-        ({"kind": Kind.JOBSET, "arguments": ("--host-discovery-script", "x", "t.py")}, "tell the launcher that they"),
-        ({"kind": Kind.JOBSET, "arguments": ("--min-np", "1", "--state-dir", "x", "t.py")}, "has another address"),
-        ({"kind": Kind.MPIJOB, "secret": "mine"}, "--secret has no effect on an MPIJob"),
+        (
+            {"kind": JobKind.JOBSET, "arguments": ("--host-discovery-script", "x", "t.py")},
+            "tell the launcher that they",
+        ),
+        (
+            {"kind": JobKind.JOBSET, "arguments": ("--min-np", "1", "--state-dir", "x", "t.py")},
+            "has another address",
+        ),
+        ({"kind": JobKind.MPIJOB, "secret": "mine"}, "--secret has no effect on an MPIJob"),
     ],
 )
 def test_what_cannot_stand_in_a_manifest_is_told(changes: dict[str, Any], message: str) -> None:
@@ -191,15 +203,15 @@ def test_the_command_prints_what_kubectl_takes(command: Command) -> None:
 
 
 def test_every_kind_that_waits_for_all_its_pods_says_how_many() -> None:
-    runtime, job = manifest(kind=Kind.TRAINJOB, env={"A": "b"}, gpus=2)
+    runtime, job = manifest(kind=JobKind.TRAINJOB, env={"A": "b"}, gpus=2)
     assert job["spec"]["trainer"]["numNodes"] == runtime["spec"]["mlPolicy"]["numNodes"] == 2
     assert job["spec"]["trainer"]["env"] == [{"name": "A", "value": "b"}]
     assert job["spec"]["trainer"]["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": "2"}
     assert "PET_" not in str((runtime, job))
-    (tfjob,) = manifest(kind=Kind.TFJOB, num_pods=3)
+    (tfjob,) = manifest(kind=JobKind.TFJOB, num_pods=3)
     replicas = {role: each["replicas"] for role, each in tfjob["spec"]["tfReplicaSpecs"].items()}
     assert replicas == {"Chief": 1, "Worker": 2}
-    (gang,) = manifest(kind=Kind.VOLCANO, queue="research", max_restarts=2)
+    (gang,) = manifest(kind=JobKind.VOLCANO, queue="research", max_restarts=2)
     spec = gang["spec"]
     assert (spec["minAvailable"], spec["tasks"][0]["replicas"], spec["queue"]) == (2, 2, "research")
     assert spec["maxRetry"] == 3
@@ -207,7 +219,7 @@ def test_every_kind_that_waits_for_all_its_pods_says_how_many() -> None:
 
 
 def test_a_jobset_whose_pods_come_and_go_ends_as_its_launcher_does() -> None:
-    (jobset,) = manifest(kind=Kind.JOBSET, arguments=("--min-np", "1", "train.py"))
+    (jobset,) = manifest(kind=JobKind.JOBSET, arguments=("--min-np", "1", "train.py"))
     check(jobset)
     launcher, workers = jobset["spec"]["replicatedJobs"]
     assert jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["launcher"]}
@@ -219,18 +231,18 @@ def test_a_jobset_whose_pods_come_and_go_ends_as_its_launcher_does() -> None:
 
 
 @pytest.mark.parametrize("arguments", [("train.py",), ("--min-np", "1", "train.py")], ids=["fixed", "elastic"])
-@pytest.mark.parametrize("kind", list(Kind))
-def test_the_operators_own_models_take_the_manifest(kind: Kind, arguments: tuple[str, ...]) -> None:
-    if arguments[0] == "--min-np" and kind is not Kind.JOBSET:
+@pytest.mark.parametrize("kind", list(JobKind))
+def test_the_operators_own_models_take_the_manifest(kind: JobKind, arguments: tuple[str, ...]) -> None:
+    if arguments[0] == "--min-np" and kind is not JobKind.JOBSET:
         pytest.skip("elastic jobs are JobSets")
     why = "operators' models, in the extra `kubernetes`"
     everything: dict[str, Any] = {"gpus": 1, "shared_memory": "1Gi", "env": {"A": "b"}}
     documents = manifest(kind=kind, arguments=arguments, **everything)
-    if kind is Kind.JOB:
+    if kind is JobKind.JOB:
         kubernetes = pytest.importorskip("kubernetes_validate", reason=why)
         for document in documents:
             kubernetes.validate(document, "1.33", strict=True)
-    elif kind in (Kind.TRAINJOB, Kind.JOBSET):
+    elif kind in (JobKind.TRAINJOB, JobKind.JOBSET):
         models = pytest.importorskip("kubeflow_trainer_api.models", reason=why)
         for document in documents:
             model = {
@@ -239,7 +251,7 @@ def test_the_operators_own_models_take_the_manifest(kind: Kind, arguments: tuple
                 "TrainingRuntime": models.TrainerV1alpha1TrainingRuntime,
             }[document["kind"]]
             assert is_part(document, model.from_dict(document).to_dict())
-    elif kind is Kind.TFJOB:
+    elif kind is JobKind.TFJOB:
         training = pytest.importorskip("kubeflow.training.models", reason=why)
         core = pytest.importorskip("kubernetes.client.models", reason=why)
         known = {**vars(core), **vars(training)}
@@ -253,6 +265,6 @@ def test_the_operators_own_models_take_the_manifest(kind: Kind, arguments: tuple
 
 def test_a_model_leaves_out_what_it_does_not_know() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="operators' models, in the extra `kubernetes`")
-    _, job = manifest(kind=Kind.TRAINJOB)
+    _, job = manifest(kind=JobKind.TRAINJOB)
     job["spec"]["trainer"]["numProcPerPod"] = 2
     assert not is_part(job, models.TrainerV1alpha1TrainJob.from_dict(job).to_dict())

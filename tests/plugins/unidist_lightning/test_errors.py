@@ -47,7 +47,7 @@ def test_every_rank_says_what_to_do(line: str, options: dict[str, Any], text: st
 
 @pytest.mark.parametrize("version", ["2.4.1", "2.7.0", "1.9.5", "3.0"])
 def test_another_version_of_lightning_is_refused_with_the_range(version: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"works with lightning 2\.5 to 2\.6, and {version} is installed"):
+    with pytest.raises(ConfigurationError, match=rf"works with lightning >= 2\.5, < 2\.7, and {version} is installed"):
         check_version(version)
     check_version("2.5.0")
     check_version("2.6.6.dev0")

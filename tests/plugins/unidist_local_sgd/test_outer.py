@@ -8,14 +8,14 @@ from unidist_second.framework import NumpyFramework
 
 from unidist.buffer import Buffer
 from unidist_arrays.memory import buffer_of_array
-from unidist_local_sgd.outer import Kind, OuterOptimizer
+from unidist_local_sgd.outer import OuterKind, OuterOptimizer
 
 
 @pytest.mark.parametrize(
     ("kind", "rate", "momentum"),
     [("average", 1.0, 0.0), ("sgd", 0.3, 0.0), ("momentum", 0.3, 0.8), ("nesterov", 0.7, 0.9)],
 )
-def test_steps_are_those_of_the_formulas(kind: Kind, rate: float, momentum: float) -> None:
+def test_steps_are_those_of_the_formulas(kind: OuterKind, rate: float, momentum: float) -> None:
     random = np.random.default_rng(3)
     outer = OuterOptimizer(kind, rate, momentum)
     start, speed = random.standard_normal(6), np.zeros(6)

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unidist_local_sgd.schedule import Due, Schedule, divide
+from unidist_local_sgd.schedule import Due, SynchronizationSchedule, divide
 
 
 def test_one_fragment_is_synchronized_after_every_window() -> None:
-    schedule = Schedule(3)
+    schedule = SynchronizationSchedule(3)
     assert [position for position in range(1, 10) if schedule.due(position)] == [3, 6, 9]
     assert schedule.due(3) == Due((), (0,))
 
 
 def test_fragments_are_synchronized_one_after_another() -> None:
-    schedule = Schedule(6, fragments=3)
+    schedule = SynchronizationSchedule(6, fragments=3)
     sent = {position: schedule.due(position).send for position in range(1, 13)}
     assert {position: each for position, each in sent.items() if each} == {
         2: (0,), 4: (1,), 6: (2,), 8: (0,), 10: (1,), 12: (2,),
@@ -26,7 +26,7 @@ def test_fragments_are_synchronized_one_after_another() -> None:
 
 
 def test_a_delayed_result_is_applied_before_the_next_is_sent() -> None:
-    schedule = Schedule(4, fragments=2, delay=3)
+    schedule = SynchronizationSchedule(4, fragments=2, delay=3)
     assert schedule.due(2) == Due((), (0,))
     assert schedule.due(4) == Due((), (1,))
     assert schedule.due(5) == Due((0,), ())
@@ -40,7 +40,7 @@ def test_each_fragment_is_sent_once_in_every_window_and_applied_after_the_delay(
     every = data.draw(st.integers(1, 12))
     fragments = data.draw(st.integers(1, every))
     delay = data.draw(st.integers(0, every - 1))
-    schedule = Schedule(every, fragments, delay)
+    schedule = SynchronizationSchedule(every, fragments, delay)
     pending: dict[int, int] = {}
     sent: list[list[int]] = [[] for _ in range(fragments)]
     for position in range(1, 4 * every + 1):

@@ -16,6 +16,8 @@ from unidist_second.framework import NumpyFramework
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.gradients import ParameterInfo
+from unidist.optim import TrainedState
+from unidist.optim.actors import Actors
 from unidist.optim.script_position import DrawnBatches
 from unidist.testing import ThreadWorld
 from unidist.timeline import Recorder
@@ -23,7 +25,6 @@ from unidist.topology import Topology
 from unidist.training import EndOfRun
 from unidist_arrays.memory import buffer_of_array
 from unidist_local_sgd import LocalSGD, Synchronizer
-from unidist_local_sgd.binding import TrainedState
 from unidist_local_sgd.schedule import divide
 
 SHAPES = [(3, 2), (4,), (1,), (2, 2)]
@@ -66,8 +67,8 @@ class Arrays(TrainedState):
         """Do nothing, likewise."""
 
 
-class Optimizer:
-    """What a weak reference can refer to."""
+class Bound(SimpleNamespace):
+    """What stands for an update, and a weak reference can refer to."""
 
 
 class Runtime:
@@ -101,18 +102,19 @@ def make(strategy: LocalSGD, communicator: Communicator) -> tuple[Synchronizer, 
     plugins = SimpleNamespace(registry=lambda kind: REGISTRY)
     topology = Topology(communicator.rank, communicator.size, communicator.rank, communicator.size)
     context = RUNTIMES[communicator.rank] = Runtime(plugins, topology, communicator)
-    update: Any = SimpleNamespace(
+    update: Any = Bound(
         step=0,
         context=context,
         communicator=communicator,
         options=SimpleNamespace(communicator=lambda context, memory: communicator.split(range(communicator.size))),
         make_exchanges_by=lambda factory: None,
         follow=lambda follower: None,
-        unfollow=lambda follower: None,
+        trained=Arrays(),
+        parameters=[ParameterInfo(str(number), shape, DType.FLOAT64) for number, shape in enumerate(SHAPES)],
     )
-    trained = Arrays()
-    synchronizer = Synchronizer(strategy, update, NumpyFramework(), trained, Optimizer())
-    synchronizer.begin([ParameterInfo(str(number), shape, DType.FLOAT64) for number, shape in enumerate(SHAPES)])
+    trained = update.trained
+    synchronizer = Synchronizer(strategy, update, NumpyFramework())
+    synchronizer.begin(update.parameters)
     return synchronizer, trained, update
 
 
@@ -133,18 +135,18 @@ REGISTRY = _registry()
 def train(strategy: LocalSGD, communicator: Communicator, steps: int = STEPS) -> tuple[Synchronizer, Arrays]:
     """Make these updates on one rank; while it warms up, all ranks are drawn to the mean of their targets."""
     synchronizer, trained, update = make(strategy, communicator)
+    actors = Actors(update, [synchronizer])
     for step in range(steps):
         ranks = range(communicator.size) if step < strategy.after else [communicator.rank]
         drawn = [np.mean(each, axis=0) for each in zip(*(targets(rank, step) for rank in ranks), strict=True)]
-        if synchronizer.needs_start:
-            synchronizer.keep_start(trained.values())
+        if actors.wanted_before(update.step + 1):
+            actors.act_before(update.step + 1, trained)
         for array, target in zip(trained.arrays, drawn, strict=True):
             array -= RATE * (array - target)
         trained.slot += communicator.rank
         update.step += 1
-        due = synchronizer.advance(update.step)
-        if due:
-            synchronizer.run(due, trained.values())
+        if actors.wanted_after(update.step):
+            actors.act_after(update.step, trained)
     return synchronizer, trained
 
 

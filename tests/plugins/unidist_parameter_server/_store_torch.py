@@ -12,7 +12,7 @@ import torch
 
 import unidist.torch as ud
 from unidist.settings.environment import set_variables
-from unidist_parameter_server.store import SharedStore
+from unidist_parameter_server.store import SharedMemoryStore
 from unidist_parameter_server.store.flat import FlatChange
 from unidist_torch.training.conformance import Model
 
@@ -118,14 +118,20 @@ class Recorded:
 
     def __init__(self) -> None:
         self.pushes: dict[int, list[Array]] = {}
-        self.stores: list[SharedStore] = []
+        self.stores: list[SharedMemoryStore] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Record within the block."""
-        plain_push, plain_init, plain_push_all = SharedStore.push, SharedStore.__init__, SharedStore.push_all
+        plain_push, plain_init, plain_push_all = (
+            SharedMemoryStore.push,
+            SharedMemoryStore.__init__,
+            SharedMemoryStore.push_all,
+        )
 
-        def push(store: SharedStore, index: int, push: Any, receive: Any = None, *, waits: bool = True) -> int | None:
+        def push(
+            store: SharedMemoryStore, index: int, push: Any, receive: Any = None, *, waits: bool = True
+        ) -> int | None:
             self.pushes.setdefault(push.number, []).append(np.empty(0))
             shards = self.pushes[push.number]
             shards += [np.empty(0)] * (len(store.shards) - len(shards))
@@ -138,22 +144,22 @@ class Recorded:
 
             return plain_push(store, index, type(push)(**{**vars(push), "change": change}), receive, waits=waits)
 
-        def push_all(store: SharedStore, order: Any, push: Any, receiver: Any = None) -> dict[int, int]:
+        def push_all(store: SharedMemoryStore, order: Any, push: Any, receiver: Any = None) -> dict[int, int]:
             if isinstance(push.change, FlatChange):  # C code pushes to all shards at once
                 self.pushes[push.number] = [push.change(shard).copy() for shard in store.shards]
             return plain_push_all(store, order, push, receiver)
 
-        def init(store: SharedStore, *args: Any, **kwargs: Any) -> None:
+        def init(store: SharedMemoryStore, *args: Any, **kwargs: Any) -> None:
             plain_init(store, *args, **kwargs)
             self.stores.append(store)
 
-        SharedStore.push, SharedStore.__init__ = push, init  # type: ignore[method-assign]
-        SharedStore.push_all = push_all  # type: ignore[method-assign]
+        SharedMemoryStore.push, SharedMemoryStore.__init__ = push, init  # type: ignore[method-assign]
+        SharedMemoryStore.push_all = push_all  # type: ignore[method-assign]
         try:
             yield
         finally:
-            SharedStore.push, SharedStore.__init__ = plain_push, plain_init  # type: ignore[method-assign]
-            SharedStore.push_all = plain_push_all  # type: ignore[method-assign]
+            SharedMemoryStore.push, SharedMemoryStore.__init__ = plain_push, plain_init  # type: ignore[method-assign]
+            SharedMemoryStore.push_all = plain_push_all  # type: ignore[method-assign]
 
 
 def linear_problem(strategy: str, steps: int, learning_rate: float = 0.1) -> tuple[Any, ...]:

@@ -137,20 +137,21 @@ def a_fast_rank_does_not_wait_for_a_slow_one() -> None:
 
 
 @script
-def evaluation_begins_with_a_pull() -> None:
+def evaluation_and_outputs_begin_with_a_pull() -> None:
     with unidist_with("parameter_server=async"):
         model, optimizer = made("sgd")
         train_step = ud.TrainStep(model, optimizer, torch.nn.functional.cross_entropy)
         inputs, targets = batches(1)[0]
         train_step(inputs, targets)
-        ud.barrier()
-        if ud.rank() == 1:
-            for _ in range(5):
-                train_step(inputs, targets)
-        ud.barrier()
-        train_step.evaluate(inputs, targets)
-        both = ud.allgather(model.head.detach().reshape(1, -1))
-        assert torch.equal(both[0], both[1])
+        for look in (lambda: train_step.evaluate(inputs, targets), lambda: train_step.predict(inputs)):
+            ud.barrier()
+            if ud.rank() == 1:
+                for _ in range(5):
+                    train_step(inputs, targets)
+            ud.barrier()
+            look()
+            both = ud.allgather(model.head.detach().reshape(1, -1))
+            assert torch.equal(both[0], both[1])
 
 
 @script

@@ -155,7 +155,7 @@ class Allocation:
         assert self.command.wait_until(lambda: all((self.command.folder / name).exists() for name in files), 60), files
 
     def is_empty(self) -> bool:
-        """Say whether nothing of it runs any more."""
+        """Return whether nothing of it runs any more."""
         return not self.command.alive() and not self.cluster.steps()
 
 

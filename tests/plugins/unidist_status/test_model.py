@@ -160,7 +160,6 @@ def test_only_a_process_that_trains_is_asked_for_its_stacks() -> None:
 def test_nonsense_from_a_worker_changes_nothing() -> None:
     job = Job()
     job.beat(99, 0, 1)
-    job.beat(0, 0, 1, own_sec="much")
     job.beat(0, 7, 1000)
     assert job.fields["commits"] == 0
     assert job.found == []

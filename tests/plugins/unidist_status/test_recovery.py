@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unidist.control.elastic.step_times import StepTimeReport
+from unidist.control.messages import StepTimeReport
 from unidist_status.recovery import RecoveryWatch
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
 import pytest
 
-from unidist.control.elastic.step_times import StepTimeReport
-from unidist_status.step_times import StepTimeWindow, read_report
+from unidist.control.messages import StepTimeReport
+from unidist_status.step_times import StepTimeWindow
 
 
 def report(
@@ -59,14 +56,3 @@ def test_a_new_generation_begins_a_new_window() -> None:
     window.add(report(20), 1.0)
     window.add(report(21, generation=1), 50.0)
     assert window.rates(50.0) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("told", [{"commits": "3"}, {"own_sec": None}, {"generation": [1]}, {"updates": True}])
-def test_nonsense_is_no_report(told: dict[str, Any]) -> None:
-    assert read_report(told) is None
-
-
-def test_a_report_is_read_as_it_was_told_and_what_is_unknown_is_left_out() -> None:
-    told = report(3, own=1.5, generation=2)
-    assert read_report({**asdict(told), "later_version": "x"}) == told
-    assert read_report({}) == StepTimeReport()

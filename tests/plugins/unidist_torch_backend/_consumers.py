@@ -213,7 +213,7 @@ def differences(folder: str, rank: int, size: int) -> dict[str, float]:
 
 
 def exchange_matters(folder: str, rank: int, size: int) -> bool:
-    """Say whether training without an exchange gives other weights: else equal ones would prove nothing."""
+    """Return whether training without an exchange gives other weights: else equal ones would prove nothing."""
     with world(folder, rank, size):
         alone = network()
         train(alone, sgd(alone))

@@ -59,7 +59,7 @@ def all_calls(folder: str, rank: int, size: int) -> list[str]:
 
 
 def float8_moves(folder: str, rank: int, size: int) -> bool:
-    """Say whether tensors of a dtype without arithmetic arrive."""
+    """Return whether tensors of a dtype without arithmetic arrive."""
     with world(folder, rank, size):
         sent = torch.full((5,), 1.5).to(torch.float8_e4m3fn) if rank == 0 else torch.zeros(5, dtype=torch.float8_e4m3fn)
         dist.broadcast(sent, 0)

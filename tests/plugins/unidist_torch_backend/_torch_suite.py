@@ -90,7 +90,7 @@ _WITH_MODELS_OF_GLOO = (
 
 
 def is_for_us(name: str) -> bool:
-    """Say whether an attribute of PyTorch's class is a test that can pass over a backend of CPU tensors."""
+    """Return whether an attribute of PyTorch's class is a test that can pass over a backend of CPU tensors."""
     return name.startswith("test_") and name not in NOT_FOR_US and not {"cuda", "nccl"} & set(name.split("_"))
 
 

@@ -15,10 +15,11 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
+from unidist.control.messages import RELEASE
 from unidist.errors import ConfigurationError, StalledError
 from unidist.topology import Topology
 from unidist_torch_backend import meeting
-from unidist_torch_backend.meeting import Meeting, meet, topology_of
+from unidist_torch_backend.meeting import GroupFacts, meet, topology_of
 
 SECONDS = timedelta(seconds=30)
 
@@ -59,7 +60,7 @@ def test_hosts_are_numbered_in_the_order_of_their_first_rank() -> None:
 
 
 def test_members_know_each_other_and_one_secret(tmp_path: Path) -> None:
-    found: list[Meeting] = []
+    found: list[GroupFacts] = []
     threads = [
         threading.Thread(
             target=lambda rank=rank: found.append(
@@ -80,7 +81,7 @@ def test_members_know_each_other_and_one_secret(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": "9.9"}, "different versions of unidist (rank 0: 0.1.0, rank 1: 9.9, rank 2: 0.1.0)"),
+        ({"version": "9.9"}, f"different versions of unidist (rank 0: {RELEASE}, rank 1: 9.9, rank 2: {RELEASE})"),
         ({"job": "torchrun x"}, "not one job (rank 0: no launcher, rank 1: torchrun x, rank 2: no launcher)"),
     ],
 )

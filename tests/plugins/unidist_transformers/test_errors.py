@@ -60,6 +60,35 @@ def test_a_folder_that_does_not_fit_is_named_and_nothing_changed(rank_pool: Any,
             assert re.search(text, found), found
 
 
+@pytest.mark.parallel
+def test_a_plain_save_pretrained_of_a_part_says_what_to_call(rank_pool: Any, tmp_path: Any) -> None:
+    """A divided model's own `save_pretrained` wrote a folder of one rank's part, as if it were whole."""
+    for found in rank_pool(2, env={"OMP_NUM_THREADS": "1"}).run(save_plainly, (str(tmp_path),)):
+        assert "(tensor)" in found
+        assert "ud.save_pretrained(model, folder)" in found
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def save_plainly(folder: str) -> str:
+    import torch
+    from transformers_runs import make_model
+
+    import unidist.torch as ud
+    from unidist.errors import UsageError
+
+    ud.init()
+    try:
+        model: Any = make_model("llama")
+        model, _ = ud.distribute(model, torch.optim.SGD(model.parameters()), "tensor=2")
+        try:
+            model.save_pretrained(f"{folder}/{ud.rank()}")
+        except UsageError as exc:
+            return str(exc)
+        return "it was saved"
+    finally:
+        ud.shutdown()
+
+
 def load(kind: str, folder: str, made: str) -> str:
     import torch
     from transformers_runs import make_model

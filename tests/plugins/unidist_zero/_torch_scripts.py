@@ -372,7 +372,7 @@ def ud_folder() -> str:
 
 
 def is_in_file(tensor: torch.Tensor) -> bool:
-    """Say whether a tensor's memory is that of a file that has been removed."""
+    """Return whether a tensor's memory is that of a file that has been removed."""
     address = tensor.data_ptr()
     with open("/proc/self/maps") as maps:
         for line in maps:

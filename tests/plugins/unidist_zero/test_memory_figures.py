@@ -16,7 +16,7 @@ from unidist.registry import Registry
 from unidist.strategy import StrategySpec
 from unidist.strategy.interface import Plan, Strategy
 from unidist.strategy.plan import make_plan
-from unidist_planner.memory.comparison import Candidate, compare, estimate_line
+from unidist_planner.memory.comparison import StrategyCandidate, compare, estimate_line
 from unidist_planner.memory.estimate import Estimate, estimate, plain_memory
 from unidist_zero.memory_figures import offloaded, sharded
 
@@ -187,9 +187,9 @@ def test_what_changes_nothing_is_not_compared(registry: Registry[StrategySpec]) 
 
 def test_lines_of_the_same_items_are_the_same() -> None:
     estimates = estimated()
-    one, other = Candidate("a=1, b", estimates), Candidate("b,a=1", estimates)
+    one, other = StrategyCandidate("a=1, b", estimates), StrategyCandidate("b,a=1", estimates)
     assert one.is_same_line(other)
-    assert not one.is_same_line(Candidate("b,a=2", estimates))
+    assert not one.is_same_line(StrategyCandidate("b,a=2", estimates))
 
 
 def test_what_is_moved_away_does_not_count_for_the_device(registry: Registry[StrategySpec]) -> None:

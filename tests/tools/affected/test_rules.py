@@ -123,6 +123,11 @@ def test_helpers_are_imported_by_their_names_alone(chosen: Chosen) -> None:
     assert chosen(files, "tests/parallel/other.py") == {"test_d.py"}
 
 
+def test_a_file_that_is_a_script_too_does_not_depend_on_the_one_that_a_package_runs(chosen: Chosen) -> None:
+    files = {"tests/test_a.py": "if __name__ == '__main__': main()", "tests/__main__.py": ""}
+    assert chosen(files, "tests/__main__.py") == set()
+
+
 def test_a_module_that_is_run_is_named_by_its_package(chosen: Chosen) -> None:
     files = {"launch/unidist_launch/__main__.py": "", "tests/test_a.py": "COMMAND = ['python', '-m', 'unidist_launch']"}
     assert chosen(files, "launch/unidist_launch/__main__.py") == {"test_a.py"}

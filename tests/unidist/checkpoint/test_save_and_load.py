@@ -31,7 +31,7 @@ from unidist.checkpoint.format.interface import MemoryState
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.save_request import SaveOptions
-from unidist.checkpoint.saving import Saver
+from unidist.checkpoint.saving import Saver, _Finish
 from unidist.checkpoint.snapshot import SnapshotMemory
 from unidist.communicator import Communicator
 from unidist.errors import CheckpointError, UsageError
@@ -315,4 +315,19 @@ def test_a_rank_without_memory_for_a_snapshot_is_reported_to_all(
     for error in raised:
         assert isinstance(error, CheckpointError)
         assert "MemoryError: no memory" in str(error)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_cannot_be_completed_is_reported_to_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("the disk refuses")
+
+    monkeypatch.setattr(_Finish, "_complete", refuse)  # which rank 0 does alone
+    raised = save_from(2, tmp_path / "c", lambda rank, size: {"model": MemoryState(WAYS["flat"](rank, size))})
+    assert len(raised) == 2
+    for error in raised:
+        assert isinstance(error, CheckpointError)
+        assert "the disk refuses" in str(error)
     assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from unidist.control import Channel, ChannelLost
+from unidist.control.messages import Beat, Listening
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 SECRET = b"s" * 32
@@ -56,21 +57,21 @@ def ends() -> Iterator[Ends]:
 def test_bytes_follow_a_message(ends: Ends) -> None:
     own, other = ends.pair()
     data = bytes(range(256)) * 10_000
-    thread = threading.Thread(target=lambda: own.send({"type": "a", "n": 1}, [data, b"", b"end"], timeout_sec=10))
+    thread = threading.Thread(target=lambda: own.send(Listening(1), [data, b"", b"end"], timeout_sec=10))
     thread.start()
-    assert other.receive(timeout_sec=10) == {"type": "a", "n": 1}
+    assert other.receive(timeout_sec=10) == Listening(1)
     memory = bytearray(len(data) + 3)
     other.receive_into(memoryview(memory))
     assert memory == data + b"end"
     thread.join()
-    other.send({"type": "b"}, timeout_sec=10)
-    assert own.receive() == {"type": "b"}
+    other.send(Beat(), timeout_sec=10)
+    assert own.receive() == Beat()
 
 
 def test_who_takes_nothing_is_given_up(ends: Ends) -> None:
     own, _ = ends.pair()
     with pytest.raises(ChannelLost, match=r"took nothing for 0\.2 s"):
-        own.send({"type": "a"}, [bytes(64 << 20)], timeout_sec=0.2)
+        own.send(Beat(), [bytes(64 << 20)], timeout_sec=0.2)
 
 
 def test_who_does_not_know_the_secret_is_refused(ends: Ends) -> None:

@@ -13,6 +13,7 @@ import pytest
 from unidist.control import Channel, ChannelLost
 from unidist.control import channel_listener as module
 from unidist.control.channel_listener import ChannelListener
+from unidist.control.messages import Beat
 
 SECRET = b"s" * 32
 
@@ -50,8 +51,8 @@ def serve() -> Iterator[Callable[[Any], tuple[str, int]]]:
 def asks(address: tuple[str, int]) -> None:
     """Be a peer that knows the secret, and is answered."""
     channel = Channel.connect(address, SECRET, timeout_sec=30)
-    channel.send({"type": "question"}, timeout_sec=30)
-    assert channel.receive(timeout_sec=30)["type"] == "question"
+    channel.send(Beat(), timeout_sec=30)
+    assert channel.receive(timeout_sec=30) == Beat()
     channel.close()
 
 

@@ -71,8 +71,8 @@ def test_who_waits_is_told_of_a_rank_that_was_lost_and_not_of_one_that_has_left(
     waiting, leaving, dying = client(server, 0), client(server, 1), client(server, 2)
     leaving.close()
     with pytest.raises(StalledError):
-        waiting.wait(["a"], timedelta(seconds=0.2))
-    threading.Timer(0.1, dying._client.close).start()  # type: ignore[union-attr]  # as if its process had ended
+        waiting.wait(["a"], timedelta(seconds=0.05))
+    threading.Timer(0.05, dying._client.close).start()  # type: ignore[union-attr]  # as if its process had ended
     with pytest.raises(PeerLostError, match=r"rank\(s\) 2 were lost") as raised:
         waiting.wait(["a"], WAIT)
     assert raised.value.ranks == (2,)
@@ -130,9 +130,13 @@ def test_one_that_is_no_rank_ends_nobodys_wait(server: ControlServer) -> None:
     waiting.close()
 
 
+class _Hello(Message):
+    text: str
+
+
 class _Echo(Service):
     def received(self, peer: int, message: Message, now: float) -> Iterable[Action]:
-        return [Send(peer, {"type": "echo", "of": message["type"]})]
+        return [Send(peer, message)]
 
     def lost(self, peer: int, reason: str, now: float) -> Iterable[Action]:
         return ()
@@ -148,8 +152,8 @@ def test_values_beside_another_service_on_one_port() -> None:
     ):
         values = KeyValues(("127.0.0.1", made.port), SECRET, rank=0, timeout=WAIT)
         values.set("a", b"1")
-        other.send({"type": "agent"}, timeout=30)
-        assert other.receive(timeout=30) == {"type": "echo", "of": "agent"}
+        other.send(_Hello("agent"), timeout=30)
+        assert other.receive(timeout=30) == _Hello("agent")
         assert values.get(["a"]) == [b"1"]
         values.close()
 

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from unidist.elastic.batches import BatchShare, Position, SampleOrder
+from unidist.errors import UsageError
 from unidist.training.sharding import share
 
 
@@ -67,3 +68,31 @@ def test_the_order_is_that_of_the_plain_shards() -> None:
         plain = share(24, rank=rank, size=3, seed=7, epoch=2, shuffle=True, tail="pad")
         shares = order.shares(Position(2), rank=rank, size=3, global_batch=12)
         assert [index for share in shares for index in share.indices] == plain
+
+
+class Rows:
+    """An array of samples."""
+
+    def __init__(self, *samples: int) -> None:
+        self.samples, self.shape = samples, (len(samples), 2)
+
+    def __getitem__(self, part: slice) -> tuple[int, ...]:
+        return self.samples[part]
+
+
+def test_micro_batches_are_cut_out_of_what_has_samples() -> None:
+    start = Position()
+    share_of_rank = BatchShare(start, start, rank=0, size=2, total=9, indices=(7, 1, 4))
+    rows, other = Rows(7, 1, 4), Rows(1, 2)
+    parts = share_of_rank.micro_batches(1, [[other, rows]])
+    assert [cut(rows) for cut, _ in parts] == [(7,), (1,), (4,), (7,), (7,)]
+    assert [weight for _, weight in parts] == [2 / 9] * 3 + [0.0] * 2  # every rank has as many
+    assert all(cut(each) is each for cut, _ in parts for each in (other, 5, None))
+    assert len(share_of_rank.micro_batches(5, [[other]])) == 1  # which is not cut
+
+
+def test_a_value_without_samples_is_not_cut_into_micro_batches() -> None:
+    start = Position()
+    share_of_rank = BatchShare(start, start, rank=0, size=1, total=3, indices=(7, 1, 4))
+    with pytest.raises(UsageError, match=r"has 3 samples .* in 2 micro-batches of at most 2, .*: \[\[2, 2\]\]"):
+        share_of_rank.micro_batches(2, [[Rows(7, 1, 4)], [Rows(1, 2)]])

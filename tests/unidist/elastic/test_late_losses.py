@@ -20,18 +20,33 @@ def late(state):
 """
 KILLED = "os.kill(os.getpid(), 9)"
 RAISES = 'raise ValueError("on purpose")'
+STOPS = "os.kill(os.getpid(), 19)"
+HANGS = "time.sleep(1000)"
 
 
 @pytest.mark.parallel
 @pytest.mark.parametrize(
-    ("engine", "end"), [("shm", KILLED), ("tcp", KILLED), ("gloo", KILLED), ("shm", RAISES)], ids=str
+    ("engine", "end", "options"),
+    [
+        ("shm", KILLED, ()),
+        ("tcp", KILLED, ()),
+        ("gloo", KILLED, ()),
+        ("shm", RAISES, ()),
+        ("shm", STOPS, ("--env", "UNIDIST_HEARTBEAT_SEC=2")),
+        ("tcp", STOPS, ("--env", "UNIDIST_HEARTBEAT_SEC=2")),
+        ("shm", HANGS, ("--step-timeout", "6")),
+        ("gloo", HANGS, ("--step-timeout", "6")),
+        ("shm", HANGS, ("--stall-shutdown", "6")),
+        ("tcp", HANGS, ("--stall-shutdown", "6")),
+    ],
+    ids=str,
 )
 def test_a_rank_that_is_late_and_then_lost_does_not_take_the_others_along(
-    engine: str, end: str, tmp_path: Path
+    engine: str, end: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "script.py").write_text(script(setup=LATE.format(end=end), in_step="late(state)"))
-    options = ["-np", "3", "--min-np", "2", "--engine", engine]
-    with ElasticJob.start(tmp_path, options, ["script.py", str(STEPS), "0"]) as job:
+    launch = ["-np", "3", "--min-np", "2", "--engine", engine, *options]
+    with ElasticJob.start(tmp_path, launch, ["script.py", str(STEPS), "0"]) as job:
         assert job.end() == 0, job.lines
     assert not any("DeadlockError" in line for line in job.lines), job.lines
     assert job.totals() == {total(STEPS)}

@@ -34,7 +34,7 @@ def series(parts: list[FakeExchange]) -> ExchangeSeries:
 
 def test_parameters_are_numbered_on(series: ExchangeSeries, parts: list[FakeExchange]) -> None:
     assert [info.name for info in series.parameters] == ["a", "b", "c"]
-    assert [series.place(index) for index in range(3)] == [(parts[0], 0), (parts[0], 1), (parts[1], 0)]
+    assert series.places == [(parts[0], 0), (parts[0], 1), (parts[1], 0)]
 
 
 def test_all_or_the_later_exchanges_are_completed(series: ExchangeSeries, parts: list[FakeExchange]) -> None:
@@ -70,7 +70,7 @@ def test_an_exchange_is_closed_when_the_one_that_replaces_it_is_made(
 
     series.replace(make)
     assert list(series.exchanges) == made
-    assert [series.place(index) for index in range(3)] == [(made[0], 0), (made[0], 1), (made[1], 0)]
+    assert series.places == [(made[0], 0), (made[0], 1), (made[1], 0)]
     assert [part.calls for part in parts] == [["close"], ["close"]]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 
 import pytest
@@ -43,6 +44,24 @@ def test_scopes_keep_no_runtime_that_has_ended() -> None:
         context.shutdown()
     gc.collect()
     assert runtime() is None, "and the models and optimizers that it knows"
+
+
+def test_a_forked_child_has_no_scope() -> None:
+    context.init()
+    try:
+        scope_of(global_process_set)
+        child = os.fork()
+        if not child:
+            try:
+                scope_of(global_process_set)
+            except NotInitializedError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        scope_of(global_process_set)
+    finally:
+        context.shutdown()
 
 
 def test_roots_are_given_as_world_ranks() -> None:

@@ -25,8 +25,8 @@ ELEMENTS = np.random.default_rng(0).standard_normal(24)
 class NumpyFramework:
     """All that the rules ask of a framework."""
 
-    def norm(self, buffer: Buffer, order: float) -> float:
-        return float(np.linalg.norm(array(buffer), order))
+    def norms(self, buffers: Sequence[Buffer], order: float) -> list[float]:
+        return [float(np.linalg.norm(array(buffer), order)) for buffer in buffers]
 
     def clamp(self, buffer: Buffer, limit: float) -> None:
         np.clip(array(buffer), -limit, limit, out=array(buffer))

@@ -233,8 +233,8 @@ def test_close_closes_every_exchange_once() -> None:
 class FiniteFramework:
     """Finds every gradient finite."""
 
-    def norm(self, buffer: Buffer, order: float) -> float:
-        return 1.0
+    def norms(self, buffers: Sequence[Buffer], order: float) -> list[float]:
+        return [1.0] * len(buffers)
 
 
 def scaling(growth_interval: int) -> tuple[GradientRules, LossScaler]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pluggy
 import pytest
+import torch
 
 from unidist.engine import EngineSpec
 from unidist.errors import ConfigurationError, PluginError, UsageError
@@ -181,6 +182,12 @@ def test_a_broken_framework_that_is_not_imported_is_no_concern_of_others(manager
     manager.register(plugin(unidist_register_frameworks=unidist_register_frameworks), name="frameworks")
     with pytest.raises(UsageError, match=r"builtins\.list is no model of a framework .* it knows: broken"):
         manager.framework_of([])
+
+
+def test_a_single_tensor_is_no_model(manager: PluginManager) -> None:
+    manager.load()
+    with pytest.raises(UsageError, match=r"here it is a single tensor of torch, .* such as \{'w': array\}"):
+        manager.framework_of(torch.ones(2))
 
 
 def test_a_binding_is_found_by_strategy_and_framework_and_a_missing_one_lists_the_others(

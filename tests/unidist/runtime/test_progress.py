@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from unidist.errors import UsageError
-from unidist.runtime.progress import Progress
+from unidist.runtime.progress import ProgressReporter
 from unidist.settings.rank_process import PROCESS_VARIABLE, RankProcess, ReportMemory, announce_rank_process
 from unidist.timeline import Recorder
 
@@ -21,10 +21,10 @@ def launcher() -> Iterator[RankProcess]:
     made.close()
 
 
-def progress_of(launcher: RankProcess, *, counts: bool = True) -> Progress:
+def progress_of(launcher: RankProcess, *, counts: bool = True) -> ProgressReporter:
     memory = ReportMemory.inherited({PROCESS_VARIABLE: str(launcher.fd)})
     assert memory is not None
-    return Progress(3, memory, Recorder(), counts_samples=lambda: counts)
+    return ProgressReporter(3, memory, Recorder(), counts_samples=lambda: counts)
 
 
 def last(launcher: RankProcess) -> dict[str, Any]:
@@ -80,7 +80,7 @@ def test_a_value_that_is_no_number_is_refused_with_its_name(launcher: RankProces
 
 def test_without_a_launcher_nothing_is_written() -> None:
     assert ReportMemory.inherited({}) is None
-    progress = Progress(0, None, Recorder(), counts_samples=lambda: True)
+    progress = ProgressReporter(0, None, Recorder(), counts_samples=lambda: True)
     progress.step()
     progress.report({"loss": 1.0}, 4)
     progress.close()

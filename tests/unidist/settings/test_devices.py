@@ -64,6 +64,18 @@ def test_a_rank_that_is_shown_its_own_device_alone_uses_that() -> None:
     assert [device_index(place(rank, 3), visible=1, installed=3) for rank in range(3)] == [0, 0, 0]
 
 
+def test_ranks_share_devices_where_the_user_allows_it() -> None:
+    environ = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    assert [device_index(place(rank, 3), visible=2, installed=2, environ=environ) for rank in range(3)] == [0, 1, 0]
+    assert device_index(place(1, 2), visible=2, installed=2, environ=environ) == 1
+    assert device_index(place(1, 2), visible=0, environ=environ) is None
+
+
+def test_a_rank_that_is_shown_a_slice_of_a_device_uses_that() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-3f2a"}
+    assert [device_index(place(rank, 3), visible=1, installed=1, environ=environ) for rank in range(3)] == [0, 0, 0]
+
+
 @pytest.mark.parametrize(("visible", "installed"), [(1, 1), (2, 2), (2, 8)])
 def test_too_few_devices_are_an_error(visible: int, installed: int) -> None:
     with pytest.raises(ConfigurationError, match=rf"rank 2 sees {visible} CUDA device.* runs 3 ranks"):

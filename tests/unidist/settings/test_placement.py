@@ -10,7 +10,7 @@ import pytest
 
 from unidist.errors import ConfigurationError
 from unidist.rendezvous import MeetingPlace
-from unidist.settings.placement import read_placement
+from unidist.settings.placement import ignored_tasks, read_placement
 from unidist.topology import Topology
 
 UNIDIST = {
@@ -85,6 +85,22 @@ def test_every_launchers_variables_give_the_same_place(source: str, env: dict[st
 def test_without_a_launcher_there_is_one_process() -> None:
     placement = read_placement({})
     assert (placement.topology, placement.source, placement.secret) == (Topology(), "none", b"")
+
+
+@pytest.mark.parametrize(
+    ("env", "tasks"),
+    [
+        ({}, 0),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}'}, 2),
+        ({"TF_CONFIG": '{"cluster": {"chief": ["c:1"], "worker": ["a:1", "b:1"], "ps": ["p:1"]}}'}, 3),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, 0),
+        ({"TF_CONFIG": "no JSON"}, 0),
+        ({"TF_CONFIG": '["a"]'}, 0),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}', "RANK": "0", "WORLD_SIZE": "2"}, 0),
+    ],
+)
+def test_tasks_of_tensorflow_that_no_launcher_has_started_are_counted(env: dict[str, str], tasks: int) -> None:
+    assert ignored_tasks(env) == tasks
 
 
 def test_a_slurm_allocation_without_a_step_of_several_tasks_is_one_process() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from unidist.builtin.identity import Identity
 from unidist.errors import ConfigurationError
-from unidist.options import Request, parse
+from unidist.options import LineItem, parse
 from unidist.registry import Registry
 from unidist.strategy import StrategySpec
 from unidist.strategy.interface import GradientOwner, Plan, Strategy, UpdateGate
@@ -104,12 +104,12 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_is_cut_into_names_values_and_options() -> None:
     assert parse("") == parse(" , ") == []
     assert parse("zero=2, accumulate=4,identity") == [
-        Request("zero", "2"),
-        Request("accumulate", "4"),
-        Request("identity"),
+        LineItem("zero", "2"),
+        LineItem("accumulate", "4"),
+        LineItem("identity"),
     ]
     assert parse("pipeline=2:schedule=1f1b:micro-batches= 8") == [
-        Request("pipeline", "2", {"schedule": "1f1b", "micro_batches": "8"})
+        LineItem("pipeline", "2", {"schedule": "1f1b", "micro_batches": "8"})
     ]
 
 

@@ -64,6 +64,11 @@ class ClampsNan(TorchFramework):
         self.tensor(buffer, (buffer.count,)).nan_to_num_(limit)
 
 
+class StoresNothing(TorchFramework):
+    def store(self, tensor: Any, buffer: Buffer) -> None:
+        pass
+
+
 class ListsTiedTwice(TorchFramework):
     def parameters(self, model: Any) -> Mapping[str, Any]:
         return dict(model.named_parameters(remove_duplicate=False))
@@ -106,6 +111,7 @@ FAULTS: list[tuple[Callable[[], Framework], Callable[[Suite], None]]] = [
     (Truncates, Suite.test_convert_rounds_to_the_targets_type),
     (HidesInfinity, Suite.test_norm_shows_what_is_not_finite),
     (ClampsNan, Suite.test_clamp_moves_what_is_outside_and_nothing_else),
+    (StoresNothing, Suite.test_a_parameter_is_read_and_given_new_elements),
     (ListsTiedTwice, Suite.test_parameters_have_stable_paths_and_are_listed_once),
     (ForgetsFrozenState, Suite.test_the_state_of_a_model_is_all_that_must_be_equal_at_the_start),
 ]

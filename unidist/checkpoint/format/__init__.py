@@ -1,6 +1,6 @@
 """The format of checkpoints on disk: an index and shards, and the mapping of saved tensors to those of a rank.
 
-`interface` is what states and models implement. Imports the root and `optim`.
+`interface` is what states and models implement. Imports the root only.
 """
 
 from __future__ import annotations

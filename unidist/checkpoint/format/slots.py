@@ -19,7 +19,7 @@ TORCH, KERAS, OPTAX = "torch", "keras", "optax"
 
 
 @dataclass(frozen=True)
-class Slot:
+class StateSlot:
     """One meaning.
 
     Args:
@@ -68,7 +68,7 @@ class Family:
     """
 
     members: Mapping[str, frozenset[str]]
-    slots: tuple[Slot, ...]
+    slots: tuple[StateSlot, ...]
     options: Mapping[str, Mapping[str, str]]
     counts_steps: bool = True
 
@@ -85,7 +85,7 @@ _BETAS = {
     "beta2": _names("betas.1", "beta_2"),
     "amsgrad": _names("amsgrad", "amsgrad"),
 }
-_FIRST = Slot("first_moment", _names("exp_avg", "momentum", "mu"))
+_FIRST = StateSlot("first_moment", _names("exp_avg", "momentum", "mu"))
 
 FAMILIES = (
     Family(
@@ -96,19 +96,19 @@ FAMILIES = (
         },
         (
             _FIRST,
-            Slot("second_moment", _names("exp_avg_sq", "velocity", "nu")),
-            Slot("max_second_moment", _names("max_exp_avg_sq", "velocity_hat")),
+            StateSlot("second_moment", _names("exp_avg_sq", "velocity", "nu")),
+            StateSlot("max_second_moment", _names("max_exp_avg_sq", "velocity_hat")),
         ),
         _BETAS,
     ),
     Family(
         {TORCH: frozenset(("Adamax",)), KERAS: frozenset(("Adamax",))},
-        (_FIRST, Slot("infinity_norm", _names("exp_inf", "norm"))),
+        (_FIRST, StateSlot("infinity_norm", _names("exp_inf", "norm"))),
         _BETAS,
     ),
     Family(
         {TORCH: frozenset(("SGD",)), KERAS: frozenset(("SGD",)), OPTAX: frozenset(("TraceState",))},
-        (Slot("gradient_momentum", _names("momentum_buffer", "momentum", "trace"), {KERAS: -1.0}),),
+        (StateSlot("gradient_momentum", _names("momentum_buffer", "momentum", "trace"), {KERAS: -1.0}),),
         {
             **_LEARNING_RATE,
             "momentum": _names("momentum", "momentum"),
@@ -123,9 +123,9 @@ FAMILIES = (
             OPTAX: frozenset(("ScaleByRmsState", "ScaleByRStdDevState")),
         },
         (
-            Slot("mean_square", _names("square_avg", "velocity", "nu")),
-            Slot("mean_gradient", _names("grad_avg", "average_gradient", "mu")),
-            Slot(
+            StateSlot("mean_square", _names("square_avg", "velocity", "nu")),
+            StateSlot("mean_gradient", _names("grad_avg", "average_gradient", "mu")),
+            StateSlot(
                 "scaled_gradient_momentum",
                 _names("momentum_buffer", "momentum", "trace"),
                 {KERAS: 1.0, OPTAX: -1.0},
@@ -140,7 +140,7 @@ FAMILIES = (
     ),
     Family(
         {TORCH: frozenset(("Adagrad",)), KERAS: frozenset(("Adagrad",)), OPTAX: frozenset(("ScaleByRssState",))},
-        (Slot("sum_of_squares", _names("sum", "accumulator", "sum_of_squares")),),
+        (StateSlot("sum_of_squares", _names("sum", "accumulator", "sum_of_squares")),),
         _LEARNING_RATE,
     ),
     Family(
@@ -150,8 +150,8 @@ FAMILIES = (
             OPTAX: frozenset(("ScaleByAdaDeltaState",)),
         },
         (
-            Slot("mean_square", _names("square_avg", "accumulated_grad", "e_g")),
-            Slot("mean_square_update", _names("acc_delta", "accumulated_delta_var", "e_x")),
+            StateSlot("mean_square", _names("square_avg", "accumulated_grad", "e_g")),
+            StateSlot("mean_square_update", _names("acc_delta", "accumulated_delta_var", "e_x")),
         ),
         {**_LEARNING_RATE, "decay": _names("rho", "rho")},
     ),
@@ -229,7 +229,7 @@ class OptimizerNaming:
             return value[int(index)]
         return value
 
-    def _find(self, *, native: str | None = None, neutral: str | None = None) -> Slot | None:
+    def _find(self, *, native: str | None = None, neutral: str | None = None) -> StateSlot | None:
         for slot in self.family.slots if self.family is not None else ():
             if slot.neutral == neutral or (native is not None and slot.names.get(self.dialect) == native):
                 return slot

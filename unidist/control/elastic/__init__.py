@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from unidist.control.elastic.membership import NO_STATE, Membership, Phase
     from unidist.control.elastic.replicas import ReplicaShape
     from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
-    from unidist.control.elastic.step_times import StepTimeReport
     from unidist.control.elastic.worker_link import Assignment, DismissedError, WorkerLink
 
 __all__ = [
     "Assignment", "Beat", "DismissedError", "ElasticCoordinator", "HostLinks", "JobEvent", "Member", "Membership",
-    "NO_STATE", "Phase", "ReplicaShape", "ResumableCoordinator", "Snapshot", "StepTimeReport", "WorkerLink", "is_alone",
+    "NO_STATE", "Phase", "ReplicaShape", "ResumableCoordinator", "Snapshot", "WorkerLink", "is_alone",
     "join", "present",
 ]  # fmt: skip
 
@@ -36,7 +35,6 @@ __getattr__ = lazy_names(
         "membership": "Membership NO_STATE Phase",
         "replicas": "ReplicaShape",
         "resumable_coordinator": "Snapshot ResumableCoordinator",
-        "step_times": "StepTimeReport",
         "worker_link": "Assignment DismissedError WorkerLink",
     },
 )

@@ -2,16 +2,16 @@
 
 Messages of a worker, and messages to it:
 
-    worker -> coordinator   worker     its number: here I am                     -> welcome
-                            ready      I wait for the next world                 -> assign, or dismissed
-                            beat       I am alive, and so far
-                            leaving    I was asked to end (SIGTERM): please let me go at the next commit
-                            detached   I have left the world in good order
-                            give_up    what the members held is lost: end the job
-                            happened   for the job's log: a checkpoint was made, or loaded
-    coordinator -> worker   standby    there is no room for you now: wait as long as it takes
-                            change     come back (`ready`) at your next commit: others come, or go
-                            ended      your generation has ended: stop what you do, restore, come back
+    worker -> coordinator   WorkerHere   its number: here I am                     -> Welcome
+                            Ready        I wait for the next world                 -> Assign, or Dismissed
+                            WorkerBeat   I am alive, and so far
+                            Leaving      I was asked to end (SIGTERM): please let me go at the next commit
+                            Detached     I have left the world in good order
+                            StateLost    what the members held is lost: end the job
+                            Happened     for the job's log: a checkpoint was made, or loaded
+    coordinator -> worker   Standby      there is no room for you now: wait as long as it takes
+                            Change       come back (`Ready`) at your next commit: others come, or go
+                            WorldEnded   your generation has ended: stop what you do, restore, come back
 
 A worker is lost when its connection ends, when its host is lost, when its process ends, or when nothing was heard of it
 for longer than the limit. Whichever is seen first counts: the generation ends, and the others are told at once.
@@ -19,18 +19,35 @@ for longer than the limit. Whichever is seen first counts: the generation ends, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 from typing_extensions import override
 
+from unidist.control.codec import Message, unexpected
 from unidist.control.coordinator import BEATS_PER_LIMIT, Coordinator
 from unidist.control.elastic.membership import NO_STATE, Membership, Phase, Worker
 from unidist.control.meeting import refusal
+from unidist.control.messages import (
+    Assign,
+    Change,
+    Detached,
+    Dismissed,
+    End,
+    Happened,
+    Leaving,
+    Ready,
+    Standby,
+    StateLost,
+    StepTimeReport,
+    Welcome,
+    WorkerBeat,
+    WorkerHere,
+    WorldEnded,
+)
 from unidist.control.service import Action, Drop, Publish, Send
-from unidist.control.wire import Message
 
 WORKER_EVENTS = frozenset({"checkpoint", "checkpoint_loaded"})
 """Kinds of events that workers may add to the job's log."""
@@ -40,6 +57,9 @@ MAX_BEATS_PER_SEC = 500
 
 FEWEST_BEATS_PER_LIMIT = 3
 """But a worker sends so many within the time after which it is taken for lost."""
+
+_PART_OF_PATIENCE = 0.9
+"""A member that does not come back is declared lost slightly before the workers that wait for it give up."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +82,12 @@ class Beat:
     Args:
         worker: its number.
         num_commits: how many it has made since it was started.
-        step_times: fields of `unidist.control.elastic.step_times.StepTimeReport`; what the worker says, unchecked.
+        step_times: what the worker says.
     """
 
     worker: int
     num_commits: int
-    step_times: Message
-
-
-@dataclass
-class _Link:
-    """The state of a worker's connection."""
-
-    worker: int
-    heard: float
-    steps: int = 0
+    step_times: StepTimeReport
 
 
 class ElasticCoordinator(Coordinator):
@@ -86,7 +97,8 @@ class ElasticCoordinator(Coordinator):
         membership: the rules of the world's size.
         heartbeat: a host from which nothing comes for longer is lost.
         silence: a worker from which nothing comes for longer hangs, and is taken for lost.
-        stall: a world in which no worker has taken a step for longer has ended; None: it may wait for ever.
+        stall: a world in which no worker has taken a step for longer has ended, if it shows who is at fault: those
+            that are behind the others, or that the others wait for; None: it may wait for ever.
     """
 
     def __init__(
@@ -96,8 +108,7 @@ class ElasticCoordinator(Coordinator):
         self.membership = membership
         self._silence = silence.total_seconds()
         self._stall = None if stall is None else stall.total_seconds()
-        self._links: dict[int, _Link] = {}  # by peer
-        self._peers: dict[int, int] = {}  # by worker
+        self._connected: dict[int, Worker] = {}  # by peer
         self._dismissed: set[int] = set()
         self._standing_by: set[int] = set()  # workers that were told so
         self._last_over: tuple[list[Worker], int] = ([], 0)
@@ -106,6 +117,7 @@ class ElasticCoordinator(Coordinator):
         self._change_told = False
         self._leaving_told: set[int] = set()
         self._stepped = 0.0
+        self._absent_since: float | None = None
         self._steps = 0
         self._is_short = False
 
@@ -129,12 +141,12 @@ class ElasticCoordinator(Coordinator):
     def end_worker(self, number: int, reason: str, *, now: float, succeeded: bool) -> Iterator[Action]:
         """A worker's process has ended."""
         worker = self.membership.remove(number)
-        self._forget(number)
         if succeeded:
             self.membership.is_finishing = True
             yield Publish(JobEvent("finished", {"worker": number}))
         if worker is None:
             return
+        self._forget(worker)
         has_failed = worker.phase is Phase.DETACHED and not succeeded
         if worker.rank is not None and (worker.phase is Phase.MEMBER or has_failed):  # else it was in no world
             yield from self._lose(worker, reason)
@@ -144,7 +156,7 @@ class ElasticCoordinator(Coordinator):
         """A worker's process has ended; how, is not known yet. A child of it may still hold its connection open."""
         worker = self.membership.workers.get(number)
         if worker is not None and worker.phase is not Phase.DETACHED:
-            peer = self._forget(number)
+            peer = self._forget(worker)
             self.membership.remove(number)
             if worker.phase is Phase.MEMBER:
                 yield from self._lose(worker, "its process ended")
@@ -161,7 +173,7 @@ class ElasticCoordinator(Coordinator):
         """Go on without a host whose agent is there, but is of no use: it ends its workers, and is taken for lost."""
         peer = self._peer_of_host.get(host)
         if peer is not None:
-            yield Send(peer, {"type": "end"})
+            yield Send(peer, End())
             yield from self._lose_host(peer, reason)
             yield Drop(peer, reason)
 
@@ -174,25 +186,24 @@ class ElasticCoordinator(Coordinator):
 
     @override
     def received(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        link = self._links.get(peer)
-        if link is not None:
-            link.heard = now
-            yield from self._hear(peer, link, message, now)
+        worker = self._connected.get(peer)
+        if worker is not None:
+            worker.heard = now
+            yield from self._hear(worker, message, now)
         elif peer in self._dismissed:
             return  # its goodbye, and the beats on the way there
-        elif message["type"] == "worker":
+        elif isinstance(message, WorkerHere):
             yield from self._welcome(peer, message, now)
         else:
             yield from super().received(peer, message, now)
 
     @override
     def lost(self, peer: int, reason: str, now: float) -> Iterator[Action]:
-        if peer in self._links:
-            number = self._links[peer].worker
-            self._forget(number)
-            worker = self.membership.workers.get(number)
-            if worker is not None and worker.phase is not Phase.DETACHED:
-                self.membership.remove(number)
+        worker = self._connected.get(peer)
+        if worker is not None:
+            self._forget(worker)
+            if worker.phase is not Phase.DETACHED:
+                self.membership.remove(worker.number)
                 if worker.phase is Phase.MEMBER:
                     yield from self._lose(worker, f"its connection ended ({reason})")
             yield from self._advance(now)
@@ -204,38 +215,37 @@ class ElasticCoordinator(Coordinator):
     @override
     def stood_still(self, seconds: float, now: float) -> None:
         super().stood_still(seconds, now)
-        for link in self._links.values():
-            link.heard = min(now, link.heard + seconds)
+        for worker in self._connected.values():
+            worker.heard = min(now, worker.heard + seconds)
         self._stepped = min(now, self._stepped + seconds)
+        if self._absent_since is not None:
+            self._absent_since = min(now, self._absent_since + seconds)
 
     @override
     def tick(self, now: float) -> Iterator[Action]:
         yield from super().tick(now)
-        silent = [peer for peer, link in self._links.items() if now - link.heard > self._silence]
-        for peer in silent:
-            worker = self.membership.workers.get(self._links[peer].worker)
-            if worker is not None and worker.phase is Phase.MEMBER:
-                seconds = now - self._links[peer].heard
-                yield from self._give_up(peer, worker, f"nothing was heard of it for {seconds:.1f} seconds")
+        for worker in [each for each in self._connected.values() if now - each.heard > self._silence]:
+            if worker.phase is Phase.MEMBER:
+                yield from self._give_up(worker, f"nothing was heard of it for {now - worker.heard:.1f} seconds")
         if self._has_world and self._stall is not None and self._steps and now - self._stepped > self._stall:
             yield from self._give_up_stalled(now)
+        yield from self._give_up_absent(now)
         yield from self._advance(now)
 
-    def _welcome(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        number = int(message["worker"])
+    def _welcome(self, peer: int, message: WorkerHere, now: float) -> Iterator[Action]:
+        number = message.worker
         worker = self.membership.workers.get(number)
-        if worker is None or number in self._peers or worker.phase is not Phase.STARTING:
+        if worker is None or worker.peer is not None or worker.phase is not Phase.STARTING:
             yield Send(peer, refusal(f"worker {number} is not awaited: it was taken for lost, or has come before"))
             yield Drop(peer, f"worker {number}, which is not awaited")
             return
-        yield from self._admit(peer, number, now)
+        yield from self._admit(peer, worker, now)
 
-    def _admit(self, peer: int, number: int, now: float) -> Iterator[Action]:
+    def _admit(self, peer: int, worker: Worker, now: float) -> Iterator[Action]:
         """Take a worker's connection into the tables."""
-        self._links[peer] = _Link(number, heard=now)
-        self._peers[number] = peer
-        is_first = not self.membership.has_begun
-        yield Send(peer, {"type": "welcome", "is_first": is_first, "beat_sec": self._beat_sec})
+        worker.peer, worker.heard = peer, now
+        self._connected[peer] = worker
+        yield Send(peer, Welcome(not self.membership.has_begun, self._beat_sec))
 
     @property
     def _beat_sec(self) -> float:
@@ -244,44 +254,45 @@ class ElasticCoordinator(Coordinator):
         seconds = min(self._silence / BEATS_PER_LIMIT, 1.0)
         return max(seconds, min(self._silence / FEWEST_BEATS_PER_LIMIT, number / MAX_BEATS_PER_SEC))
 
-    def _hear(self, peer: int, link: _Link, message: Message, now: float) -> Iterator[Action]:
-        kind = message["type"]
-        worker = self.membership.workers[link.worker]
-        if kind == "ready":
-            yield from self._take_back(worker, message, now)
-        elif kind == "beat":
-            self._note_steps(link, int(message["steps"]), now)
-            yield Publish(Beat(worker.number, link.steps, dict(message.get("step_times", {}))))
-        elif kind == "leaving":
-            self.membership.leave(worker.number)
-            yield Publish(JobEvent("leaving", {"worker": worker.number, "rank": worker.rank}))
-            yield from self._advance(now)
-        elif kind == "detached":
-            self.membership.detach(worker.number)
-        elif kind == "give_up":
-            yield Publish(JobEvent("state_lost", {"worker": worker.number, "reason": str(message["reason"])}))
-        elif kind == "happened" and message["event"] in WORKER_EVENTS:
-            yield Publish(JobEvent(str(message["event"]), {"worker": worker.number, **message["fields"]}))
-        else:
-            raise ValueError(f"unknown message {kind!r}")
+    def _hear(self, worker: Worker, message: Message, now: float) -> Iterator[Action]:
+        match message:
+            case WorkerBeat(steps, waits, step_times):
+                self._note_steps(worker, steps, now)
+                worker.waits = waits
+                yield Publish(Beat(worker.number, worker.steps, step_times))
+            case Ready(patience=patience):
+                worker.patience = patience
+                yield from self._take_back(worker, message, now)
+            case Leaving():
+                self.membership.leave(worker.number)
+                yield Publish(JobEvent("leaving", {"worker": worker.number, "rank": worker.rank}))
+                yield from self._advance(now)
+            case Detached():
+                self.membership.detach(worker.number)
+            case StateLost(reason):
+                yield Publish(JobEvent("state_lost", {"worker": worker.number, "reason": reason}))
+            case Happened(event, fields) if event in WORKER_EVENTS:
+                yield Publish(JobEvent(event, {"worker": worker.number, **fields}))
+            case _:
+                raise unexpected(message)
 
-    def _take_back(self, worker: Worker, message: Message, now: float) -> Iterator[Action]:
-        was_member = worker.phase is Phase.MEMBER and int(message["generation"]) == self.generation
+    def _take_back(self, worker: Worker, message: Ready, now: float) -> Iterator[Action]:
+        was_member = worker.phase is Phase.MEMBER and message.generation == self.generation
         is_new = worker.rank is None
         if worker.phase is Phase.MEMBER and not was_member:
             # Its place in this generation never reached it, so the others wait for it in vain.
             yield from self._end_world(f"rank {worker.rank} has not heard of generation {self.generation}", ())
-        self.membership.ready(worker.number, int(message["progress"]), now)
+        self.membership.ready(worker.number, message.progress, now)
         if is_new:
             yield Publish(JobEvent("joined", {"worker": worker.number, "host": worker.host}))
-        if was_member and message["reason"]:
+        if was_member and message.reason:
             # It could not go on, and nobody told it so: whatever it was, the others cannot go on either.
-            yield from self._end_world(f"rank {worker.rank} could not go on: {message['reason']}", ())
+            yield from self._end_world(f"rank {worker.rank} could not go on: {message.reason}", ())
         yield from self._advance(now)
 
-    def _note_steps(self, link: _Link, steps: int, now: float) -> None:
-        if steps > link.steps:
-            link.steps = steps
+    def _note_steps(self, worker: Worker, steps: int, now: float) -> None:
+        if steps > worker.steps:
+            worker.steps = steps
             self._steps += 1
             self._stepped = now
 
@@ -329,7 +340,7 @@ class ElasticCoordinator(Coordinator):
                 if not is_spare:
                     fields |= {"rank": worker.rank, "replica": membership.shape.equation}
                 yield Publish(JobEvent("standby", fields))
-                yield from self._send(worker.number, {"type": "standby"})
+                yield from self._send(worker, Standby())
 
     def _may_be_dismissed(self) -> list[Worker]:
         """Return those that wait and may have no place in the next world."""
@@ -338,7 +349,7 @@ class ElasticCoordinator(Coordinator):
         return [] if self.membership.has_members else self.membership.waiting_to_leave
 
     def _waits_to_give(self, worker: Worker) -> bool:
-        """Say whether a worker that is to leave holds what others need first."""
+        """Return whether a worker that is to leave holds what others need first."""
         may_give = self.membership.hands_over or (self._was_lost and self.membership.somebody_stays)
         return may_give and worker.progress > NO_STATE
 
@@ -357,10 +368,9 @@ class ElasticCoordinator(Coordinator):
         leaving = sorted(worker.number for worker in self.membership.leaving_members)
         self._change_told = True
         self._leaving_told |= set(leaving)
-        joining = self.membership.others_join
-        message: Message = {"type": "change", "generation": self.generation, "leaving": leaving, "joining": joining}
+        message = Change(self.generation, tuple(leaving), self.membership.others_join)
         for worker in self.membership.members:
-            yield from self._send(worker.number, message)
+            yield from self._send(worker, message)
 
     def _form(self, now: float) -> Iterator[Action]:
         if self._has_world:
@@ -382,15 +392,8 @@ class ElasticCoordinator(Coordinator):
         self._standing_by -= world.places.keys()
         beat_sec = self._beat_sec
         for number, place in world.places.items():
-            message: Message = {
-                "type": "assign",
-                "generation": self.generation,
-                "place": list(vars(place).values()),
-                "progress": world.progress,
-                "needs_sync": world.needs_sync,
-                "beat_sec": beat_sec,
-            }
-            yield from self._send(number, message)
+            message = Assign(self.generation, place, world.progress, world.needs_sync, beat_sec)
+            yield from self._send(self.membership.workers[number], message)
         for number in world.dismissed:
             yield from self._dismiss(number)
 
@@ -398,8 +401,8 @@ class ElasticCoordinator(Coordinator):
         worker = self.membership.remove(number)
         assert worker is not None
         yield Publish(JobEvent("left", {"worker": number, "rank": worker.rank, "progress": worker.progress}))
-        yield from self._send(number, {"type": "dismissed"})
-        peer = self._forget(number)
+        yield from self._send(worker, Dismissed())
+        peer = self._forget(worker)
         if peer is not None:
             self._dismissed.add(peer)
 
@@ -418,31 +421,53 @@ class ElasticCoordinator(Coordinator):
         self._was_lost = True
         yield from self.begin_generation(0)
         yield Publish(JobEvent("ended", {"generation": ended, "text": text}))
-        message: Message = {"type": "ended", "generation": ended, "text": text, "ranks": list(ranks)}
+        message = WorldEnded(ended, text, ranks)
         for worker in self.membership.workers.values():
             if worker.phase in (Phase.MEMBER, Phase.WAITING) and worker.rank is not None:
-                yield from self._send(worker.number, message)
+                yield from self._send(worker, message)
 
-    def _give_up(self, peer: int, worker: Worker, reason: str) -> Iterator[Action]:
+    def _give_up(self, worker: Worker, reason: str) -> Iterator[Action]:
         """A worker is there, but does nothing: it is taken for lost, and the launcher ends it."""
         self.membership.remove(worker.number)
-        self._forget(worker.number)
+        peer = self._forget(worker)
         yield Publish(JobEvent("hung", {"worker": worker.number, "rank": worker.rank, "reason": reason}))
         yield from self._lose(worker, reason)
-        yield Drop(peer, reason)
+        if peer is not None:
+            yield Drop(peer, reason)
 
     def _give_up_stalled(self, now: float) -> Iterator[Action]:
-        """No rank has done a step for too long: the workers that are furthest behind count as hung."""
-        by_worker = {link.worker: (peer, link) for peer, link in self._links.items()}
-        members = [worker for worker in self.membership.members if worker.number in by_worker]
-        fewest = min((by_worker[worker.number][1].steps for worker in members), default=0)
-        behind = [worker for worker in members if by_worker[worker.number][1].steps == fewest]
+        """No rank has done a step for too long: those furthest behind, and not waiting for others, count as hung."""
+        members = _connected(self.membership.members)
+        fewest = min((worker.steps for worker in members), default=0)
+        behind = [worker for worker in members if worker.steps == fewest]
         if len(behind) == len(members):
-            self._stepped = now  # all are waiting, in a long evaluation for example: no rank is at fault
+            behind = [worker for worker in members if not worker.waits]
+        if not behind or (len(behind) == len(members) and not self._those_back()):
+            self._stepped = now  # all are busy, with a long evaluation for example: no rank is at fault
             return
         for worker in behind:
-            peer = by_worker[worker.number][0]
-            yield from self._give_up(peer, worker, f"no step for {now - self._stepped:.0f} seconds")
+            yield from self._give_up(worker, f"no step for {now - self._stepped:.0f} seconds")
+
+    def _give_up_absent(self, now: float) -> Iterator[Action]:
+        """Members that do not come back, as others of their world have, count as hung before those end their wait."""
+        back = self._those_back()
+        if not back:
+            self._absent_since = None
+            return
+        since = self._absent_since = now if self._absent_since is None else self._absent_since
+        if now - since > _PART_OF_PATIENCE * min(worker.patience for worker in back):
+            for worker in _connected(self.membership.members):
+                yield from self._give_up(worker, f"others have come back, and it has not for {now - since:.1f} seconds")
+
+    def _those_back(self) -> list[Worker]:
+        """Return those that wait for the next world, and were in the one that the present members are in."""
+        membership = self.membership
+        if not membership.has_members or not membership.is_awaited:
+            return []
+        generation = membership.members[0].generation
+        return _connected(
+            each for each in membership.waiting if each.rank is not None and each.generation == generation
+        )
 
     def _lose_host(self, peer: int, reason: str) -> Iterator[Action]:
         host = self._agents[peer].host
@@ -453,20 +478,24 @@ class ElasticCoordinator(Coordinator):
         """The workers of a host are gone with it."""
         for worker in [worker for worker in self.membership.workers.values() if worker.host == host]:
             self.membership.remove(worker.number)
-            gone = self._forget(worker.number)
+            gone = self._forget(worker)
             if worker.phase in (Phase.MEMBER, Phase.DETACHED):
                 yield from self._lose(worker, f"its host was lost: {reason}")
             if gone is not None:
                 yield Drop(gone, "its host was lost")
 
-    def _forget(self, number: int) -> int | None:
+    def _forget(self, worker: Worker) -> int | None:
         """Take a worker's connection out of the tables; returns its peer."""
-        peer = self._peers.pop(number, None)
+        peer, worker.peer = worker.peer, None
         if peer is not None:
-            del self._links[peer]
+            del self._connected[peer]
         return peer
 
-    def _send(self, number: int, message: Message) -> Iterator[Action]:
-        peer = self._peers.get(number)
-        if peer is not None:
-            yield Send(peer, message)
+    @staticmethod
+    def _send(worker: Worker, message: Message) -> Iterator[Action]:
+        if worker.peer is not None:
+            yield Send(worker.peer, message)
+
+
+def _connected(workers: Iterable[Worker]) -> list[Worker]:
+    return [worker for worker in workers if worker.peer is not None]

@@ -57,7 +57,7 @@ class Member:
             orphan_timeout=place.orphan_timeout,
         )
         if self.link.is_first:
-            self.assignment = self.link.next_world(NO_STATE, reason="", timeout=place.timeout)
+            self.assignment = self.next_world(NO_STATE, reason="")
 
     @property
     def topology(self) -> Topology:
@@ -81,7 +81,9 @@ class Member:
 
     def next_world(self, progress: int, *, reason: str) -> Assignment:
         """Come into the next generation; see `WorkerLink.next_world`."""
-        self.assignment = self.link.next_world(progress, reason=reason, timeout=self._place.timeout)
+        self.assignment = self.link.next_world(
+            progress, reason=reason, timeout=self._place.timeout, patience=self._place.patience
+        )
         self._epochs = itertools.count()
         return self.assignment
 

@@ -11,6 +11,7 @@ The member with the most commits has the valid state. It becomes rank 0, from wh
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,10 @@ NO_STATE = -1
 
 GATHER_SEC = 1.0
 """How long a worker that is ready waits for others that are starting, so that the world stops once for all of them."""
+
+
+_KEPT = ("number", "host", "rank", "generation", "progress", "is_leaving", "part", "replica")
+"""What a snapshot has of a worker, beside its phase."""
 
 
 class Phase(Enum):
@@ -51,6 +56,11 @@ class Worker:
         since: when it began to wait.
         part: of the model that it has; None: it was in no world whose model is divided.
         replica: that it was in last, in a world whose model is divided.
+        peer: its connection to the coordinator; None: it has none.
+        heard: when something came by that.
+        steps: that it has told of.
+        waits: it waits for other ranks, as it has told last.
+        patience: seconds for which it waits for the next world.
     """
 
     number: int
@@ -63,6 +73,11 @@ class Worker:
     since: float = 0.0
     part: int | None = None
     replica: int | None = None
+    peer: int | None = None
+    heard: float = 0.0
+    steps: int = 0
+    waits: bool = False
+    patience: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -339,9 +354,10 @@ class Membership:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state from which another process can continue, without times; plain data."""
-        workers = [{**vars(worker), "phase": worker.phase.name} for worker in self.workers.values()]
-        for fields in workers:
-            del fields["since"]
+        workers = [
+            {**{name: getattr(worker, name) for name in _KEPT}, "phase": worker.phase.name}
+            for worker in self.workers.values()
+        ]
         return {
             "workers": workers,
             "room": sorted(self._room.items()),
@@ -475,7 +491,7 @@ class _Newcomers:
 
 
 def _has_place(worker: Worker) -> bool:
-    """Say whether a worker is in the present world, or has come back from the last one."""
+    """Return whether a worker is in the present world, or has come back from the last one."""
     return worker.rank is not None and worker.phase in (Phase.MEMBER, Phase.WAITING)
 
 

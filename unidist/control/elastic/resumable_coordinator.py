@@ -5,21 +5,20 @@ that numbers never go back; who its members are; which agents have come, and whi
 by those who come back (`restore`). None of them had to stop: the data of training never went through here.
 
 An agent comes back with the workers that it has, or has seen end; one that had not come yet when the last coordinator
-ended does not look for the next one, and is lost at once. A worker comes back with
+ended does not look for the next one, and is lost at once. A worker comes back with a `WorkerHere`:
 
-    worker     its number, and
-               generation   that it is in; -1: in none yet
-               waits        the `ready` that was not answered yet; none while it is training
-               leaving      it was asked to end
-               gives_up     why the job is to end; "" if it is not
-               detached     it has left the world in good order
+    generation   that it is in; -1: in none yet
+    waits        the `Ready` that was not answered yet; none while it is training
+    leaving      it was asked to end
+    gives_up     why the job is to end; "" if it is not
+    detached     it has left the world in good order
 
 so whatever was lost on its way, in either direction, is made good:
 
-    a `ready` that the last coordinator took and did not answer      is in `waits`
-    an `assign` that was kept but never arrived                      the worker waits with an older generation: that
+    a `Ready` that the last coordinator took and did not answer      is in `waits`
+    an `Assign` that was kept but never arrived                      the worker waits with an older generation: that
                                                                      world ends, and the next one forms
-    an `ended` or `change` that never arrived                        is sent again
+    a `WorldEnded` or `Change` that never arrived                    is sent again
     a rank that was lost meanwhile                                   its peers have noticed, and wait; its agent tells
 
 Nothing is decided about the world until all members have come back, are known to have ended, or have had `patience`.
@@ -36,8 +35,8 @@ from typing_extensions import override
 from unidist.control.coordinator import HostLost
 from unidist.control.elastic.coordinator import ElasticCoordinator, JobEvent
 from unidist.control.elastic.membership import Membership, Phase, Worker
+from unidist.control.messages import HostFacts, WorkerHere, WorldEnded
 from unidist.control.service import Action, Publish, Send
-from unidist.control.wire import Message
 
 Snapshot = dict[str, Any]
 """The state of a coordinator or of the launcher, as plain data."""
@@ -129,36 +128,36 @@ class ResumableCoordinator(ElasticCoordinator):
 
     # Those who come back
 
-    def _welcome(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        number = int(message["worker"])
+    def _welcome(self, peer: int, message: WorkerHere, now: float) -> Iterator[Action]:
+        number = message.worker
         worker = self.membership.workers.get(number)
         if worker is not None and number in self._awaited:
             self._awaited.remove(number)
-            yield from self._admit(peer, number, now)
+            yield from self._admit(peer, worker, now)
         else:
             yield from super()._welcome(peer, message, now)
-        if worker is not None and self._peers.get(number) == peer:
+        if worker is not None and worker.peer == peer:
             yield from self._catch_up(peer, worker, message, now)
 
-    def _catch_up(self, peer: int, worker: Worker, message: Message, now: float) -> Iterator[Action]:
+    def _catch_up(self, peer: int, worker: Worker, message: WorkerHere, now: float) -> Iterator[Action]:
         """Make good what the worker and the last coordinator did not hear of each other."""
-        told = int(message.get("generation", -1))
-        if message.get("leaving"):
+        told = message.generation
+        if message.leaving:
             self.membership.leave(worker.number)
-        if message.get("gives_up"):
-            yield Publish(JobEvent("state_lost", {"worker": worker.number, "reason": str(message["gives_up"])}))
-        if message.get("detached"):
+        if message.gives_up:
+            yield Publish(JobEvent("state_lost", {"worker": worker.number, "reason": message.gives_up}))
+        if message.detached:
             self.membership.detach(worker.number)
-        elif message.get("waits") is not None:
-            yield from self._take_back(worker, message["waits"], now)
+        elif message.waits is not None:
+            yield from self._take_back(worker, message.waits, now)
         elif told >= 0 and not (self._has_world and told == self.generation):
             text = f"generation {told} has ended while the coordinator was away"
-            yield Send(peer, {"type": "ended", "generation": told, "text": text, "ranks": []})
+            yield Send(peer, WorldEnded(told, text))
         yield from self._advance(now)
 
-    def _welcome_agent(self, peer: int, message: Message, now: float) -> Iterator[Action]:
-        self._awaited_hosts.discard(int(message["host"]))
-        yield from super()._welcome_agent(peer, message, now)
+    def _welcome_agent(self, peer: int, facts: HostFacts, now: float) -> Iterator[Action]:
+        self._awaited_hosts.discard(facts.host)
+        yield from super()._welcome_agent(peer, facts, now)
 
     @override
     def end_worker(self, number: int, reason: str, *, now: float, succeeded: bool) -> Iterator[Action]:

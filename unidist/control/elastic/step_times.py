@@ -9,35 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-
-@dataclass(frozen=True)
-class StepTimeReport:
-    """The content of a heartbeat. Sums start when the process starts.
-
-    Args:
-        generation: in which the process trains; -1: it has not begun.
-        commits: in which the process took part.
-        progress: commits of the whole job that this process's state includes.
-        updates: of its optimizers; 0 if the script has none.
-        timed: commits whose step was measured: all but the first of each generation.
-        own_sec: seconds of these steps in which it did not wait for other ranks.
-        waited_sec: seconds of these steps in which it did.
-        restore_sec: seconds from joining the generation to the call of the training function: connecting, restoring
-            and synchronising; None: there was nothing to restore.
-        first_step_sec: seconds from that call to the first commit; None before that commit.
-    """
-
-    generation: int = -1
-    commits: int = 0
-    progress: int = 0
-    updates: int = 0
-    timed: int = 0
-    own_sec: float = 0.0
-    waited_sec: float = 0.0
-    restore_sec: float | None = None
-    first_step_sec: float | None = None
+from unidist.control.messages import StepTimeReport
 
 
 class StepTimer:
@@ -58,10 +32,6 @@ class StepTimer:
     def report(self) -> StepTimeReport:
         """The present report."""
         return replace(self._report, updates=self._updates)
-
-    def as_fields(self) -> dict[str, float | None]:
-        """Return the report as plain data, for a message."""
-        return dict(vars(self.report))
 
     def begin(self, generation: int, *, progress: int, waited_sec: float, restore_sec: float | None = None) -> None:
         """Note that the training function is about to be called.
@@ -108,3 +78,6 @@ class StepTimer:
             waited_sec=report.waited_sec + waited,
         )
         return None
+
+
+__all__ = ["StepTimer"]

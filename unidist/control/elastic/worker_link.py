@@ -21,15 +21,34 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 from unidist.control.client import connect
+from unidist.control.codec import Message, WireError
 from unidist.control.connection import Address, Connection, ConnectionLost, format_address
 from unidist.control.elastic.step_times import StepTimer
-from unidist.control.wire import Message, WireError
+from unidist.control.messages import (
+    Assign,
+    Change,
+    Detached,
+    Dismissed,
+    Failed,
+    Happened,
+    Leaving,
+    Ready,
+    Standby,
+    StateLost,
+    Welcome,
+    WorkerBeat,
+    WorkerHere,
+    WorldEnded,
+)
 from unidist.errors import ConfigurationError, PeerLostError, StalledError
 from unidist.topology import Topology
 
 _log = logging.getLogger("unidist.elastic")
+
+M = TypeVar("M", bound=Message)
 
 _GOODBYE_SEC = 1.0
 _RETRY_SEC = 0.2
@@ -75,6 +94,7 @@ class WorkerLink:
         others_join: there are ranks that will join then, `some_leave` ones that will not be there any more.
         leaving_workers: those that will not be in the next generation, as far as this worker knows.
         step_timer: measures the training's steps; beats report it.
+        is_waiting: says whether this rank waits for others now; beats report it.
 
     Raises:
         PeerLostError: the coordinator cannot be reached.
@@ -98,13 +118,14 @@ class WorkerLink:
         self.change_is_wanted = self.others_join = self.some_leave = False
         self.leaving_workers: frozenset[int] = frozenset()
         self.step_timer = StepTimer()
+        self.is_waiting: Callable[[], bool] = lambda: False
         self._where = f"the job's coordinator at {format_address(address)}"
         self._on_ended, self._on_change = on_ended, on_change
         self._steps = 0
         self._generation = -1
         self._ended = ""
         self._lost = ""
-        self._unanswered: Message | None = None  # the `ready` that waits for its answer
+        self._unanswered: Ready | None = None  # it waits for its answer
         self._gives_up = ""
         self._is_leaving = self._is_detached = self._is_welcome = False
         self._outbox: deque[Message] = deque()
@@ -128,12 +149,12 @@ class WorkerLink:
         self._thread = threading.Thread(target=self._run, name="unidist-worker", daemon=True)
         self._thread.start()
         try:
-            welcome = self._receive("welcome", timeout)
+            welcome = self._receive(Welcome, timeout)
         except BaseException:
             self.close()
             raise
-        self.is_first = bool(welcome["is_first"])
-        self._beat_sec = float(welcome["beat_sec"])
+        self.is_first = welcome.is_first
+        self._beat_sec = welcome.beat_sec
 
     def step(self) -> None:
         """Count a step: the next beat tells that this worker gets on. Costs nothing."""
@@ -144,13 +165,16 @@ class WorkerLink:
         self._has_news = True
         self._wake()
 
-    def next_world(self, progress: int, *, reason: str, timeout: timedelta) -> Assignment:
+    def next_world(
+        self, progress: int, *, reason: str, timeout: timedelta, patience: timedelta | None = None
+    ) -> Assignment:
         """Wait for the next generation that takes this worker in, and return its place there.
 
         Args:
             progress: commits that the state of this worker has seen; -1: it has none.
             reason: why it cannot continue in the present generation; "" if the coordinator requested a change.
             timeout: longest wait; there is none while the coordinator has it stand by.
+            patience: a rank that does not come back in this time is taken for lost; None: `timeout`.
 
         Raises:
             DismissedError: there is no place for it.
@@ -158,41 +182,32 @@ class WorkerLink:
             StalledError: no generation has formed in time.
         """
         with self._arrived:
-            self._unanswered = {
-                "type": "ready",
-                "generation": self._generation,
-                "progress": progress,
-                "reason": reason,
-            }
+            seconds = (patience or timeout).total_seconds()
+            self._unanswered = Ready(self._generation, progress, reason, seconds)
             self._outbox.append(self._unanswered)
         self._wake()
-        message = self._receive("assign", timeout)
-        return Assignment(
-            int(message["generation"]),
-            Topology(*message["place"]),
-            int(message["progress"]),
-            bool(message["needs_sync"]),
-        )
+        told = self._receive(Assign, timeout)
+        return Assignment(told.generation, told.place, told.progress, told.needs_sync)
 
     def leaving(self) -> None:
         """Ask to be let go at the next commit. Also from a signal handler."""
         self.leaving_workers |= {self.worker}
         with self._arrived:
             self._is_leaving = True
-            self._outbox.append({"type": "leaving"})
+            self._outbox.append(Leaving())
         self._wake()
 
     def give_up(self, reason: str) -> None:
         """Ask the launcher to end the job: neither a rank nor a new process could continue."""
         with self._arrived:
             self._gives_up = reason
-            self._outbox.append({"type": "give_up", "reason": reason})
+            self._outbox.append(StateLost(reason))
         self._wake()
 
     def happened(self, event: str, fields: Mapping[str, str | int | float]) -> None:
         """Have the job's log tell of something; not told again where the coordinator is away just then."""
         with self._arrived:
-            self._outbox.append({"type": "happened", "event": event, "fields": dict(fields)})
+            self._outbox.append(Happened(event, fields))
         self._wake()
 
     @property
@@ -216,7 +231,7 @@ class WorkerLink:
             return
         with self._arrived:
             self._is_detached = True
-            self._outbox.append({"type": "detached"})
+            self._outbox.append(Detached())
         self._closing = True
         self._wake()
         self._thread.join(_GOODBYE_SEC + 1.0)
@@ -250,9 +265,7 @@ class WorkerLink:
                 if now >= beat_at or self._has_news:
                     self._has_news = False
                     beat_at = now + self._beat_sec
-                    self._outbox.append(
-                        {"type": "beat", "steps": self._steps, "step_times": self.step_timer.as_fields()}
-                    )
+                    self._outbox.append(WorkerBeat(self._steps, self.is_waiting(), self.step_timer.report))
                 self._turn(max(0.0, beat_at - now))
             deadline = time.monotonic() + (_GOODBYE_SEC if self._closing else 0.0)
             while (self._outbox or self._connection.pending_bytes) and time.monotonic() < deadline:
@@ -277,34 +290,38 @@ class WorkerLink:
                     self._take(message)
 
     def _take(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "welcome" and self._is_welcome:
-            return  # it has come back
-        self._is_welcome = self._is_welcome or kind == "welcome"
-        if kind == "failed":
-            if not self._is_welcome:
-                self._inbox.append(message)  # the script's thread waits for an answer
-            self._lose(str(message["text"]))
-        elif kind == "ended":
-            if int(message["generation"]) == self._generation and not self._ended:
-                self._end(str(message["text"]))
-        elif kind == "change":
-            if int(message["generation"]) == self._generation:
-                self.leaving_workers |= set(message["leaving"])
-                self.some_leave, self.others_join = bool(message["leaving"]), bool(message["joining"])
-                self.change_is_wanted = True
-                self._on_change(self._generation)
-        else:
-            with self._arrived:
-                if kind == "assign":
-                    # Before the next message is looked at: it may say that this generation has ended already.
-                    self._generation = int(message["generation"])
-                    self._beat_sec = float(message["beat_sec"])
-                    self._ended = ""
-                    self.change_is_wanted = False
-                    self._unanswered = None
-                self._inbox.append(message)
-                self._arrived.notify_all()
+        match message:
+            case Welcome() if self._is_welcome:
+                return  # it has come back
+            case Failed(text=text):
+                if not self._is_welcome:
+                    self._inbox.append(message)  # the script's thread waits for an answer
+                self._lose(text)
+            case WorldEnded(generation, text):
+                if generation == self._generation and not self._ended:
+                    self._end(text)
+            case Change(generation, leaving, joining):
+                if generation == self._generation:
+                    self.leaving_workers |= set(leaving)
+                    self.some_leave, self.others_join = bool(leaving), joining
+                    self.change_is_wanted = True
+                    self._on_change(self._generation)
+            case _:
+                self._is_welcome = self._is_welcome or isinstance(message, Welcome)
+                self._put(message)
+
+    def _put(self, message: Message) -> None:
+        """Keep a message for the script's thread."""
+        with self._arrived:
+            if isinstance(message, Assign):
+                # Before the next message is looked at: it may say that this generation has ended already.
+                self._generation = message.generation
+                self._beat_sec = message.beat_sec
+                self._ended = ""
+                self.change_is_wanted = False
+                self._unanswered = None
+            self._inbox.append(message)
+            self._arrived.notify_all()
 
     def _come_back(self) -> bool:
         """Find the coordinator again and tell it how things stand; lose it for good if it does not come back."""
@@ -338,17 +355,16 @@ class WorkerLink:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
 
-    def _introduction(self) -> Message:
-        return {
-            "type": "worker",
-            "worker": self.worker,
-            "pid": os.getpid(),
-            "generation": self._generation,
-            "waits": self._unanswered,
-            "leaving": self._is_leaving,
-            "gives_up": self._gives_up,
-            "detached": self._is_detached,
-        }
+    def _introduction(self) -> WorkerHere:
+        return WorkerHere(
+            self.worker,
+            os.getpid(),
+            self._generation,
+            self._unanswered,
+            leaving=self._is_leaving,
+            gives_up=self._gives_up,
+            detached=self._is_detached,
+        )
 
     def _end(self, text: str) -> None:
         self._ended = text
@@ -366,16 +382,18 @@ class WorkerLink:
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_write, b"\0")
 
-    def _receive(self, kind: str, timeout: timedelta) -> Message:
+    def _receive(self, kind: type[M], timeout: timedelta) -> M:
         message = self._next_message(timeout)
-        while message["type"] == "standby":
+        while isinstance(message, Standby):
             message = self._next_message(None)
-        if message["type"] == "dismissed":
+        if isinstance(message, Dismissed):
             raise DismissedError(f"worker {self.worker} was let go by {self._where}")
-        if message["type"] == "failed":
-            raise ConfigurationError(str(message["text"]))
-        if message["type"] != kind:
-            raise PeerLostError(f"worker {self.worker}: {self._where} answered {message['type']!r} instead of {kind!r}")
+        if isinstance(message, Failed):
+            raise ConfigurationError(message.text)
+        if not isinstance(message, kind):
+            raise PeerLostError(
+                f"worker {self.worker}: {self._where} answered {message.type_name!r} instead of {kind.type_name!r}"
+            )
         return message
 
     def _next_message(self, timeout: timedelta | None) -> Message:

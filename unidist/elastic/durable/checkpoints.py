@@ -8,7 +8,6 @@ and written in the background (`unidist.checkpoint`). A job with any number of r
 from __future__ import annotations
 
 import logging
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,13 +67,6 @@ class _Writing:
     began: float
 
 
-def _check_usable(folder: Path) -> None:
-    """Make the folder, and try to write there: better now than at the first checkpoint, hours later."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):
-        pass
-
-
 class Durable:
     """Makes the checkpoints of one state, and loads them. Every rank calls the same methods in the same order.
 
@@ -131,7 +123,7 @@ class Durable:
         try:
             parts = state.durable_parts()
             if is_first:
-                _check_usable(self.options.folder)
+                self.options.try_folder()
                 directory.sweep(self.options.folder)
                 series = [path for _, path in reversed(directory.steps(self.options.folder))]
         except Exception as exc:  # of any kind: the other ranks must be told

@@ -35,7 +35,7 @@ class HoldingIndex:
 
 
 @dataclass(frozen=True)
-class Holding(HoldingIndex):
+class HeldPieces(HoldingIndex):
     """The pieces that one rank had at a commit.
 
     Args:
@@ -49,7 +49,7 @@ def take_over(
     communicator: Communicator,
     holdings: Mapping[int, HoldingIndex],
     holders: Mapping[int, Sequence[int]],
-    own: Mapping[int, Holding],
+    own: Mapping[int, HeldPieces],
     states: Mapping[str, KeepsState],
     *,
     convert: Convert | None,
@@ -110,7 +110,7 @@ def _read(states: Mapping[str, KeepsState], sections: Mapping[str, PeerSection])
 def _fetch(
     communicator: Communicator,
     chosen: Sequence[Transfer],
-    holdings: Mapping[int, Holding],
+    holdings: Mapping[int, HeldPieces],
     wants: Sequence[Sequence[Wanted]],
     wanted: Mapping[Wanted, TensorInfo],
 ) -> dict[Wanted, Buffer]:

@@ -20,7 +20,7 @@ from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.saving import plain
 from unidist.communicator import Communicator
 from unidist.control.elastic.replicas import ReplicaShape
-from unidist.elastic.peer.loading import Holding, HoldingIndex, take_over
+from unidist.elastic.peer.loading import HeldPieces, HoldingIndex, take_over
 from unidist.elastic.peer.transfers import guards, lost_origins, places, twins
 from unidist.engines.single import SingleCommunicator
 from unidist.errors import StateLostError
@@ -52,7 +52,7 @@ class _Commit:
     key: Key
     keepers: list[int | None]
     same: list[tuple[int, ...]]
-    holdings: dict[int, Holding] = field(default_factory=dict)
+    holdings: dict[int, HeldPieces] = field(default_factory=dict)
     memories: list[Buffer] = field(default_factory=list)
 
 
@@ -119,7 +119,7 @@ class PeerMemory:
         communicator = peers.communicator
         key = (peers.generation, -1 if peers.generation >= 0 else peers.worker, self._number)
         made = _Commit(key, [None] * communicator.size, [()] * communicator.size)
-        own: Holding | None = None
+        own: HeldPieces | None = None
         error: Exception | None = None
         try:
             own = self._packed(states, made)
@@ -200,7 +200,7 @@ class PeerMemory:
 
     # Keeping
 
-    def _packed(self, states: Mapping[str, KeepsState], commit: _Commit) -> Holding:
+    def _packed(self, states: Mapping[str, KeepsState], commit: _Commit) -> HeldPieces:
         values = {name: plain(state.values(), name) for name, state in states.items()}
         held = [
             (name, piece)
@@ -213,10 +213,10 @@ class PeerMemory:
         memory = self._memory(nbytes, commit)
         for offset, (_, piece) in zip(offsets, held, strict=True):
             copy(piece.memory, memory.slice(offset, piece.nbytes))
-        return Holding(identities, values, memory)
+        return HeldPieces(identities, values, memory)
 
     def _exchange(
-        self, peers: Peers, commit: _Commit, own: Holding | None, error: Exception | None, *, part: int | None
+        self, peers: Peers, commit: _Commit, own: HeldPieces | None, error: Exception | None, *, part: int | None
     ) -> None:
         """Give this rank's holding to its guard, unless others have the same, and take those that it guards."""
         communicator = peers.communicator
@@ -242,7 +242,7 @@ class PeerMemory:
         for origin in guarded:
             header_bytes, nbytes = told[origin][1]
             pieces, values = unseal(headers.slice(at_header, header_bytes).bytes(), _COMMIT)
-            commit.holdings[origin] = Holding(pieces, values, memory.slice(at_memory, nbytes))
+            commit.holdings[origin] = HeldPieces(pieces, values, memory.slice(at_memory, nbytes))
             at_header, at_memory = at_header + header_bytes, at_memory + nbytes
 
     def _send(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from unidist.jobs.pool._channel import Channel
+from unidist.jobs.pool._channel import WorkerChannel
 from unidist.jobs.pool._output import RankPipe
 from unidist.jobs.pool.answers import Answers
 from unidist.jobs.processes import describe_exit
@@ -21,7 +21,7 @@ _EXIT_CHECK_SEC = 0.1
 
 
 @dataclass(frozen=True)
-class Worker:
+class PoolWorker:
     """One rank of a pool: its process, our end of its socket, and a descriptor that tells its end (or None).
 
     `pipes` bring what it prints, if this process shows it.
@@ -29,12 +29,12 @@ class Worker:
 
     rank: int
     process: subprocess.Popen[bytes]
-    channel: Channel
+    channel: WorkerChannel
     exit_fd: int | None
     pipes: tuple[RankPipe, ...] = ()
 
 
-class Call:
+class PoolCall:
     """Sends one message to each worker and collects the answers.
 
     Args:
@@ -42,7 +42,7 @@ class Call:
         name: what is called, for messages.
     """
 
-    def __init__(self, workers: Sequence[Worker], name: str) -> None:
+    def __init__(self, workers: Sequence[PoolWorker], name: str) -> None:
         self._workers = {worker.rank: worker for worker in workers}
         self.answers = Answers([*self._workers], name)
         """What has come so far."""

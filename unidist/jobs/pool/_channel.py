@@ -9,7 +9,7 @@ _HEADER = struct.Struct("!Q")
 _CHUNK_BYTES = 1 << 20
 
 
-class Channel:
+class WorkerChannel:
     """One side of a worker's socket, for a process that serves many: never blocks.
 
     Attributes:

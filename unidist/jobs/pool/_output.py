@@ -20,7 +20,7 @@ _END = re.compile(r"([\n\r])")
 
 
 def is_notebook() -> bool:
-    """Say whether this process is the kernel of a notebook, by what IPython says if it is loaded."""
+    """Return whether this process is the kernel of a notebook, by what IPython says if it is loaded."""
     get = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return getattr(get() if get is not None else None, "kernel", None) is not None
 
@@ -81,7 +81,7 @@ class RankPipe:
 
     @property
     def has_ended(self) -> bool:
-        """Say whether nothing more will come."""
+        """Return whether nothing more will come."""
         return self._has_ended
 
 

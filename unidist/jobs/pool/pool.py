@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from unidist.errors import ConfigurationError, UsageError
 from unidist.jobs import preflight
-from unidist.jobs.pool._call import Call, Worker
-from unidist.jobs.pool._channel import Channel, send
+from unidist.jobs.pool._call import PoolCall, PoolWorker
+from unidist.jobs.pool._channel import WorkerChannel, send
 from unidist.jobs.pool._output import RankPipe, is_notebook, show_rest
 from unidist.jobs.pool._pickling import dump_call, dump_calls
 from unidist.jobs.pool.answers import Answers, call_name
@@ -140,7 +140,7 @@ class RankPool:
         else:
             messages = dump_calls(func, [(*args, *own) for own in per_rank_args], keywords)
         limit = self._timeout if timeout is None else timeout
-        call = Call(self._workers, call_name(func))
+        call = PoolCall(self._workers, call_name(func))
         try:
             call.run(messages, None if limit is None else limit.total_seconds())
         except BaseException:  # KeyboardInterrupt above all: the ranks are still at work on this call
@@ -166,7 +166,7 @@ class RankPool:
     ) -> None:
         self.close()
 
-    def _start_worker(self, rank: int, stack: ExitStack) -> Worker:
+    def _start_worker(self, rank: int, stack: ExitStack) -> PoolWorker:
         ours, theirs = socket.socketpair()
         stack.callback(ours.close)
         root = str(Path(__file__).resolve().parents[1])
@@ -186,7 +186,7 @@ class RankPool:
         exit_fd = watch_exit(process)
         if exit_fd is not None:
             stack.callback(os.close, exit_fd)
-        return Worker(rank, process, Channel(ours), exit_fd, pipes)
+        return PoolWorker(rank, process, WorkerChannel(ours), exit_fd, pipes)
 
     def _end(self, reason: str, *, patient: bool) -> None:
         """Give everything back; `patient` lets ranks finish by themselves, as a script does at its end."""

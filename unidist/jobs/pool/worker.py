@@ -62,7 +62,7 @@ def answer_of(function: Callable[[], Any]) -> bytes:
 
 
 def is_error(reply: bytes) -> bool:
-    """Say whether a reply is that of a function that raised; what a function returned is not loaded."""
+    """Return whether a reply is that of a function that raised; what a function returned is not loaded."""
     kind = next(argument for _, argument, _ in pickletools.genops(reply) if isinstance(argument, str))
     return kind == "error"
 

@@ -29,7 +29,7 @@ MOMENTS: tuple[Moment, ...] = (
 
 
 class Connects(Protocol):
-    """A factory of communicators: `Connector`, or its equivalent for threads."""
+    """A factory of communicators: `EngineConnector`, or its equivalent for threads."""
 
     def connect(self, name: str = "", *, timeout: timedelta | None = None) -> Communicator:
         """Return a new world communicator. Collective."""

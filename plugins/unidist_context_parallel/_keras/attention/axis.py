@@ -40,7 +40,7 @@ class KerasAxis:
         return zigzag(tokens, self.size)
 
     def divides(self, tokens: int) -> bool:
-        """Say whether every rank has a part of so many tokens; else all ranks compute all of them."""
+        """Return whether every rank has a part of so many tokens; else all ranks compute all of them."""
         return min(self.layout(tokens).counts) > 0
 
     def take(self, whole: tf.Tensor, tokens: int, dim: int = 1) -> tf.Tensor:

@@ -17,13 +17,13 @@ import torch
 
 from unidist_context_parallel._torch.attention import kernel
 from unidist_context_parallel._torch.attention.kernel import Score
-from unidist_context_parallel.layout.blocks import Part, causal_parts
+from unidist_context_parallel.layout.blocks import BlockPart, causal_parts
 
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Job:
+class AttentionJob:
     """The computation of one attention.
 
     Args:
@@ -55,7 +55,7 @@ class Forward:
         mask: None, or `(.., queries, all keys)`, broadcast.
     """
 
-    def __init__(self, job: Job, q: torch.Tensor, width: int, mask: torch.Tensor | None) -> None:
+    def __init__(self, job: AttentionJob, q: torch.Tensor, width: int, mask: torch.Tensor | None) -> None:
         self._job, self._q, self._mask, self._width = job, q, mask, width
         self._dtype = kernel.accumulation_dtype(q.dtype)
         self._sums: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -115,7 +115,7 @@ class Backward:
 
     def __init__(
         self,
-        job: Job,
+        job: AttentionJob,
         gradient: torch.Tensor,
         q: torch.Tensor,
         output: torch.Tensor,
@@ -162,8 +162,12 @@ class Backward:
 
 
 def scores_of(
-    job: Job, mask: torch.Tensor | None, positions: Indices, number: int, mask_gradient: torch.Tensor | None = None
-) -> Iterator[tuple[Part, Score]]:
+    job: AttentionJob,
+    mask: torch.Tensor | None,
+    positions: Indices,
+    number: int,
+    mask_gradient: torch.Tensor | None = None,
+) -> Iterator[tuple[BlockPart, Score]]:
     """Yield the parts of a block that are to be computed; the same in forward and in backward."""
     rows = len(job.positions)
     if not rows or not len(positions):
@@ -171,7 +175,7 @@ def scores_of(
     parts = (
         causal_parts(job.positions, positions)
         if job.causal
-        else [Part(slice(0, rows), slice(0, len(positions)), "full")]
+        else [BlockPart(slice(0, rows), slice(0, len(positions)), "full")]
     )
     for index, part in enumerate(parts):
         seed = (job.seed + 0x9E3779B97F4A7C15 * (1 + 64 * number + index)) % 2**63
@@ -187,13 +191,13 @@ def scores_of(
 
 
 def _masked(
-    job: Job,
+    job: AttentionJob,
     mask: torch.Tensor,
     positions: Indices,
-    part: Part,
+    part: BlockPart,
     score: Score,
     mask_gradient: torch.Tensor | None,
-) -> Iterator[tuple[Part, Score]]:
+) -> Iterator[tuple[BlockPart, Score]]:
     if job.learns_mask:
         at = torch.from_numpy(positions).to(mask.device)
         rows = _columns(mask, at)
@@ -222,7 +226,7 @@ def _masked(
             if bool(unseen.all()):
                 continue
             plain = not bool(unseen.any()) if block.dtype == torch.bool else not bool(block.any())
-            found = Part(slice(top, bottom), slice(left, right), "full")
+            found = BlockPart(slice(top, bottom), slice(left, right), "full")
             seed = (score.seed + 8 * top + left) % 2**63
             yield found, replace(score, mask=None if plain else block, seed=seed)
 

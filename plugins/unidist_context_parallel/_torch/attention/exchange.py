@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from unidist_context_parallel._torch.attention.blocks import Backward, Forward, Job
+from unidist_context_parallel._torch.attention.blocks import AttentionJob, Backward, Forward
 from unidist_context_parallel._torch.divided.axis import ContextAxis
 from unidist_context_parallel.layout.sequence import SequenceLayout, ring_owners
 from unidist_torch.operations.differentiable import check_once
@@ -20,7 +20,7 @@ Way = Literal["ring", "gather", "here"]
 
 
 def attend(
-    job: Job,
+    job: AttentionJob,
     way: Way,
     axis: ContextAxis,
     layout: SequenceLayout | None,
@@ -51,7 +51,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        job: Job,
+        job: AttentionJob,
         way: Way,
         axis: ContextAxis,
         layout: SequenceLayout | None,

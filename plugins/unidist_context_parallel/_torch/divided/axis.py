@@ -36,7 +36,7 @@ class ContextAxis:
     Attributes:
         rank: of this rank on the axis.
         size: ranks on the axis.
-        exchange: how attention gets the keys and values of other ranks, see `Context`.
+        exchange: how attention gets the keys and values of other ranks, see `ContextParallel`.
     """
 
     exchange = "ring"
@@ -126,6 +126,13 @@ class ContextAxis:
     def start_shift(self, source: torch.Tensor, target: torch.Tensor) -> list[Work]:
         """Send a contiguous tensor to the next rank, and receive that of the rank before into `target`."""
         communicator = self._on(source)
+        if not communicator.capabilities.point_to_point:
+            sent, received = [0] * self.size, [0] * self.size
+            sent[(self.rank + 1) % self.size] = source.numel()
+            received[(self.rank - 1) % self.size] = target.numel()
+            return [
+                communicator.alltoall(buffer_of(source), buffer_of(target), send_counts=sent, receive_counts=received)
+            ]
         works = []
         if source.numel():
             works.append(communicator.send(buffer_of(source), to=(self.rank + 1) % self.size))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
-from unidist_context_parallel._torch.attention.blocks import Job
+from unidist_context_parallel._torch.attention.blocks import AttentionJob
 from unidist_context_parallel._torch.attention.exchange import Way, attend
 from unidist_context_parallel._torch.attention.heads import check_heads, to_heads, to_rows
 from unidist_context_parallel._torch.divided.axis import take_rows
@@ -97,7 +97,7 @@ def _by_token(queries: SequenceTensor, k: Any, v: Any, mask: Any, options: dict[
         seed = draw_seed(axis.rank) if options["dropout_p"] else 0
         learns = mask is not None and mask.requires_grad and torch.is_grad_enabled()
         positions = layout.positions(axis.rank)
-        job = Job(scale, options["is_causal"], positions, groups, options["dropout_p"], seed, learns)
+        job = AttentionJob(scale, options["is_causal"], positions, groups, options["dropout_p"], seed, learns)
         way: Way = "here" if key_layout is None else ("gather" if axis.exchange == "gather" else "ring")
         result = attend(job, way, axis, key_layout, q, k, v, _four_dims(mask))
     return queries.like(result.squeeze(0) if three else result)

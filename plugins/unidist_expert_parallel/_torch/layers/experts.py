@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 from unidist_expert_parallel.layout.owners import held_experts
 
-Kind = Literal["swiglu", "gelu", "relu"]
+ExpertKind = Literal["swiglu", "gelu", "relu"]
 
 
 class ExpertStack(nn.Module):
@@ -40,7 +40,7 @@ class ExpertStack(nn.Module):
         width: int,
         hidden: int,
         *,
-        kind: Kind = "swiglu",
+        kind: ExpertKind = "swiglu",
         bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,

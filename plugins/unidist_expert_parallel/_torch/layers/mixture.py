@@ -10,7 +10,7 @@ from torch import nn
 
 from unidist_expert_parallel._torch.layers.axis import ExpertAxis, replicas_in_training
 from unidist_expert_parallel._torch.layers.dispatch import dispatch, own_tokens
-from unidist_expert_parallel._torch.layers.experts import ExpertList, ExpertStack, Kind
+from unidist_expert_parallel._torch.layers.experts import ExpertKind, ExpertList, ExpertStack
 from unidist_expert_parallel._torch.layers.losses import LastPass, router_losses
 from unidist_expert_parallel._torch.layers.router import Router, Softmax, choose, counts_of, within_capacity
 from unidist_expert_parallel.layout.arguments import check_arguments
@@ -57,7 +57,7 @@ class MixtureOfExperts(nn.Module):
         *,
         hidden: int | None = None,
         experts: Iterable[nn.Module] | None = None,
-        kind: Kind = "swiglu",
+        kind: ExpertKind = "swiglu",
         bias: bool = False,
         top_k: int = 2,
         softmax: Softmax = "before",

@@ -1,4 +1,4 @@
 """Keras models as lists of operations, and where to cut these lists into stages.
 
-Imports `execution.balance`, Keras and TensorFlow, but nothing of `_keras` above it. Private.
+Imports `execution.balance`, Keras and TensorFlow. Private.
 """

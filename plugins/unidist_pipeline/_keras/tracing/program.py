@@ -40,7 +40,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """One operation of the program.
 
     Args:
@@ -101,7 +101,7 @@ class Program:
     """
 
     inputs: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     outputs: Any
     values: tuple[Value, ...]
     standardize: Callable[[Any], list[Any]]
@@ -123,7 +123,7 @@ def graph_of(model: Any) -> Any:
 
 def graph_program(graph: Any) -> Program:
     """Return the program of a graph, a Functional model."""
-    recorder = Recorder()
+    recorder = GraphRecorder()
     inputs = [recorder.value_of(tensor) for tensor in graph.inputs]
     outputs = recorder.record(graph, inputs)
 
@@ -136,7 +136,7 @@ def graph_program(graph: Any) -> Program:
     return Program(tuple(inputs), tuple(recorder.steps), structure, tuple(recorder.values), standardize)
 
 
-class Recorder:
+class GraphRecorder:
     """Numbers the values of graphs, and lists their operations.
 
     Args:
@@ -149,7 +149,7 @@ class Recorder:
     """
 
     def __init__(self, followed_in: bool | None = None) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
         self.values: list[Value] = []
         self._followed_in = followed_in
 
@@ -186,7 +186,7 @@ class Recorder:
                 else:
                     results = [self.value_of(tensor) for tensor in node.outputs]
                     imposes = self._followed_in is None or is_nested
-                    self.steps.append(Step(node.operation, args, kwargs, tuple(results), imposes))
+                    self.steps.append(ProgramStep(node.operation, args, kwargs, tuple(results), imposes))
                 for tensor, number in zip(node.outputs, results, strict=True):
                     numbers[id(tensor)] = number
         return [numbers[id(tensor)] for tensor in graph.outputs]

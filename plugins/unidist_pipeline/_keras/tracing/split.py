@@ -14,12 +14,12 @@ from itertools import pairwise
 from typing import Any
 
 from unidist.errors import ConfigurationError
-from unidist_pipeline._keras.tracing.program import Program, Step
+from unidist_pipeline._keras.tracing.program import Program, ProgramStep
 from unidist_pipeline.execution.balance import cut_evenly
 
 
 @dataclass(frozen=True)
-class Segment:
+class StageProgram:
     """The part of a program that is one stage.
 
     Args:
@@ -28,7 +28,7 @@ class Segment:
         passes: numbers of those that it passes on; of the last stage, the model's outputs.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     takes: tuple[int, ...]
     passes: tuple[int, ...]
 
@@ -43,7 +43,7 @@ class Segment:
         return list({id(each): each for step in self.steps for each in step.variables}.values())
 
 
-def segments_of(program: Program, starts: Sequence[int]) -> list[Segment]:
+def segments_of(program: Program, starts: Sequence[int]) -> list[StageProgram]:
     """Return the stages of a program.
 
     Args:
@@ -53,7 +53,7 @@ def segments_of(program: Program, starts: Sequence[int]) -> list[Segment]:
     bounds = [0, *starts, len(program.steps)]
     passes = [_crossing(program, start) for start in starts]
     return [
-        Segment(
+        StageProgram(
             program.steps[bounds[number] : bounds[number + 1]],
             passes[number - 1] if number else (),
             passes[number] if number < len(starts) else program.returned,

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import keras
 
 from unidist.errors import UsageError
-from unidist_pipeline._keras.tracing.program import Program, Recorder, Ref, graph_of, graph_program
+from unidist_pipeline._keras.tracing.program import GraphRecorder, Program, Ref, graph_of, graph_program
 
 
 def programs_of(model: Any) -> tuple[Program, Program]:
@@ -57,7 +57,7 @@ def _followed(model: Any, *, training: bool) -> Program:
         ) from error
     (outputs,) = found
     function = keras.Function(inputs, outputs)
-    recorder = Recorder(followed_in=training)
+    recorder = GraphRecorder(followed_in=training)
     numbers = [recorder.value_of(tensor) for tensor in function.inputs]
     results = recorder.record(function, numbers)
 

@@ -20,7 +20,7 @@ from unidist.errors import ConfigurationError, UsageError
 from unidist_pipeline._torch.tracing.fx import Forward, call_with, may_look_into
 from unidist_pipeline._torch.tracing.graph_rewriter import INSIDE, GraphRewriter
 from unidist_pipeline._torch.tracing.program import Program
-from unidist_pipeline._torch.tracing.structures import Index
+from unidist_pipeline._torch.tracing.structures import ValueIndex
 from unidist_pipeline._torch.tracing.values import PLAIN, changed, constant, form_of, tensors_in
 
 _MOST_FORMS = 32
@@ -45,7 +45,7 @@ class Exported:
     sizes: tuple[int, ...]
 
     def admits(self, leaves: Sequence[torch.Tensor]) -> bool:
-        """Say whether it is valid for tensors that differ from the example's in their first dims at most."""
+        """Return whether it is valid for tensors that differ from the example's in their first dims at most."""
         sizes = _first_dims(leaves)
         if sizes == self.sizes:
             return True
@@ -199,7 +199,7 @@ def _exported(model: torch.nn.Module, forward: Forward, arguments: Mapping[str, 
                     )
                 return item
             numbered.append(item)
-            return Index(len(numbered) - 1)
+            return ValueIndex(len(numbered) - 1)
 
         before = _buffers(model)
         told["structure"] = changed(take, call_with(forward, model, whole))

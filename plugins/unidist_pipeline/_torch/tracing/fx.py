@@ -17,7 +17,7 @@ from torch import fx
 from typing_extensions import override
 
 from unidist.errors import ConfigurationError, UsageError
-from unidist_pipeline._torch.tracing.structures import ArgumentTensor, Assembly, Index
+from unidist_pipeline._torch.tracing.structures import ArgumentTensor, Assembly, ValueIndex
 from unidist_pipeline._torch.tracing.values import PLAIN, changed, constant, form_of, parts_of, tensors_in
 from unidist_torch.models import ChangesInputs
 
@@ -131,7 +131,7 @@ def constants_of(arguments: Mapping[str, Any]) -> Hashable:
 
 
 def may_look_into(module: torch.nn.Module) -> bool:
-    """Say whether calling a module does nothing but run its class's forward."""
+    """Return whether calling a module does nothing but run its class's forward."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return "forward" not in vars(module) and not any(hooks)
 
@@ -216,7 +216,7 @@ class _Tracer(fx.Tracer):
             if isinstance(item, PLAIN):
                 return item
             taken.append(self.create_arg(item))
-            return Index(len(taken) - 1)
+            return ValueIndex(len(taken) - 1)
 
         structure = changed(take, a)
         return self.create_node("call_function", Assembly(structure), tuple(taken), {})

@@ -22,7 +22,7 @@ class GraphRewriter:
     Args:
         program: from `torch.export`, of a module that has the model as `INSIDE` and takes a list of tensors.
         arguments: of the model, by name; their tensors are this list.
-        structure: of the model's outputs, with an `Index` in the place of each value that the module returns.
+        structure: of the model's outputs, with a `ValueIndex` in the place of each value that the module returns.
     """
 
     def __init__(self, program: Any, arguments: Mapping[str, Any], structure: Any) -> None:

@@ -18,7 +18,7 @@ class Free:
 
 
 def is_free(node: fx.Node) -> bool:
-    """Say whether every stage computes it for itself: all ranks have the inputs, and the parameters that they use."""
+    """Return whether every stage computes it for itself: all ranks have the inputs, and the parameters they use."""
     return node.op in ("placeholder", "get_attr") or isinstance(node.target, Free)
 
 

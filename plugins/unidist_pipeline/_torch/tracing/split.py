@@ -46,7 +46,7 @@ class Tracer(ABC):
 
     @abstractmethod
     def may_look_into(self, module: torch.nn.Module) -> bool:
-        """Say whether the operations of a module's forward can be separated."""
+        """Return whether the operations of a module's forward can be separated."""
 
 
 class FxTracer(Tracer):
@@ -73,7 +73,7 @@ class FxTracer(Tracer):
 
 
 @dataclass(frozen=True)
-class Cut:
+class ModelCuts:
     """The cuts of a model.
 
     Args:
@@ -89,7 +89,7 @@ class Cut:
 
 def find_points(
     model: torch.nn.Module, tracer: Tracer, num_stages: int, names: Sequence[str] | None, costs: Costs
-) -> Cut:
+) -> ModelCuts:
     """Return the beginnings of the stages.
 
     Args:
@@ -129,10 +129,10 @@ def find_points(
     graph = _traced(tracer, looked_into, model)
     points = [SplitPoint(name) for name in names]
     positions(list(graph.nodes), points)
-    return Cut(points, looked_into)
+    return ModelCuts(points, looked_into)
 
 
-def _choose(model: torch.nn.Module, tracer: Tracer, looked_into: list[str], num_stages: int, costs: Costs) -> Cut:
+def _choose(model: torch.nn.Module, tracer: Tracer, looked_into: list[str], num_stages: int, costs: Costs) -> ModelCuts:
     """Cut so that the stages cost about the same, looking into modules as far as necessary."""
     best: tuple[float, list[SplitPoint], list[str]] | None = None
     graph = _traced(tracer, looked_into, model)
@@ -162,7 +162,7 @@ def _choose(model: torch.nn.Module, tracer: Tracer, looked_into: list[str], num_
             "stages, a schedule with fewer stages on each rank, or a model with more modules"
         )
         raise CannotTrace(f"{message}. Not looked into: {obstacle}") if obstacle else ConfigurationError(message)
-    return Cut(best[1], best[2], obstacle if best[0] > _UNEQUAL * mean else "")
+    return ModelCuts(best[1], best[2], obstacle if best[0] > _UNEQUAL * mean else "")
 
 
 def _look_deeper(
@@ -271,7 +271,7 @@ def _reached(model: torch.nn.Module, containers: Sequence[str], inside: str = ""
 
 
 def _only_lists(module: torch.nn.Module) -> bool:
-    """Say whether a module is never run itself."""
+    """Return whether a module is never run itself."""
     return isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
 
 

@@ -36,7 +36,7 @@ class Assembly:
     """Builds a structure, of the classes that the model's code has made, from values that are computed.
 
     Args:
-        structure: with an `Index` in the place of each of these values.
+        structure: with an `ValueIndex` in the place of each of these values.
     """
 
     def __init__(self, structure: Any) -> None:
@@ -45,10 +45,10 @@ class Assembly:
 
     def __call__(self, *parts: Any) -> Any:
         """Return it."""
-        return changed(lambda item: parts[item.number] if isinstance(item, Index) else item, self._structure)
+        return changed(lambda item: parts[item.number] if isinstance(item, ValueIndex) else item, self._structure)
 
 
-class Index:
+class ValueIndex:
     """Stands for one of several values. It is no dataclass, which would be a structure itself."""
 
     def __init__(self, number: int) -> None:

@@ -55,7 +55,7 @@ class CutLayer:
         )
 
 
-class Column(CutLayer):
+class DenseColumn(CutLayer):
     """Computes some of the outputs: kernel and bias are cut by columns; what follows is element-wise, or gathered."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:
@@ -74,7 +74,7 @@ class Column(CutLayer):
         return (*input_shape[:-1], units)
 
 
-class Row(CutLayer):
+class DenseRow(CutLayer):
     """Takes some of the inputs: the kernel is cut by rows; results are summed before the bias and the activation."""
 
     def call(self, inputs: Any, training: Any = None) -> Any:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from unidist.communicator import ReduceOp
 from unidist_tensor_parallel._keras.layers.axis import TensorAxis
-from unidist_tensor_parallel._keras.layers.cut import Column
+from unidist_tensor_parallel._keras.layers.cut import DenseColumn
 from unidist_tensorflow.gradients import differentiable_once
 
 
@@ -55,7 +55,7 @@ class VocabularyCrossEntropy(keras.losses.Loss):  # type: ignore[misc]  # Keras 
             y_pred: `(..., n)`, logits as the layer has returned them.
         """
         head = self._head
-        if not isinstance(head, Column) or head._cut_spec.gathers:
+        if not isinstance(head, DenseColumn) or head._cut_spec.gathers:
             return keras.losses.sparse_categorical_crossentropy(
                 y_true, y_pred, from_logits=True, ignore_class=self.ignore_class
             )

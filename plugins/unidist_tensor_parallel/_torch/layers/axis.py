@@ -174,7 +174,7 @@ class _Entered(NamedTuple):
     result: torch.Tensor
 
     def is_of(self, x: torch.Tensor) -> bool:
-        """Say whether the result is of this tensor as it is now."""
+        """Return whether the result is of this tensor as it is now."""
         return self.x() is x and self.state == _state(x)
 
 

@@ -88,7 +88,7 @@ class SequenceRegion(Region):
         pass
 
     def has_all_tokens(self, x: torch.Tensor) -> bool:
-        """Say whether an activation has the tokens of all ranks, as after a layer that gathers its outputs.
+        """Return whether an activation has the tokens of all ranks, as after a layer that gathers its outputs.
 
         With more ranks than tokens, one rank's may be all of them; then they count as its own.
         """

@@ -36,7 +36,7 @@ _CUTS = (
 
 
 @dataclass(frozen=True)
-class Row:
+class BlockRow:
     """Blocks of one list, whose activations are cut.
 
     Args:
@@ -48,7 +48,7 @@ class Row:
     dim: int
 
 
-def find_rows(model: nn.Module, roles: Mapping[str, Role]) -> list[Row]:
+def find_rows(model: nn.Module, roles: Mapping[str, Role]) -> list[BlockRow]:
     """Return a model's blocks: those with the role `sequence`, else those of every list that has cut layers.
 
     Args:
@@ -71,7 +71,7 @@ def find_rows(model: nn.Module, roles: Mapping[str, Role]) -> list[Row]:
         )
     rows = _rows(chosen)
     _refuse_repeated(rows, modules, model)
-    return [Row(blocks, _sequence_dim(blocks, modules)) for blocks in rows]
+    return [BlockRow(blocks, _sequence_dim(blocks, modules)) for blocks in rows]
 
 
 def _refuse_repeated(rows: Sequence[Sequence[str]], modules: Mapping[str, nn.Module], model: nn.Module) -> None:
@@ -88,7 +88,7 @@ def _refuse_repeated(rows: Sequence[Sequence[str]], modules: Mapping[str, nn.Mod
 
 def make_sequence_regions(
     model: nn.Module,
-    rows: Sequence[Row],
+    rows: Sequence[BlockRow],
     roles: Mapping[str, Role],
     axis: TensorAxis,
     random: CutRandom,
@@ -260,7 +260,7 @@ def _cut_after(region: SequenceRegion) -> Any:
     return hook
 
 
-def _explain(rows: Sequence[Row]) -> Any:
+def _explain(rows: Sequence[BlockRow]) -> Any:
     """Return a hook that adds to torch's error about sizes that tokens are cut, and where."""
     listed = "; ".join(f"{row.paths[0]!r} to {row.paths[-1]!r}" for row in rows)
 

@@ -1,4 +1,4 @@
 """Stage 3 for Keras models: variables of which a rank holds a fragment, and the FSDP units that gather them.
 
-Imports `sharding`, the TensorFlow adapter and the core, but nothing of the optimizer's side in `_keras`. Private.
+Imports `sharding`, the TensorFlow adapter and the core. Private.
 """

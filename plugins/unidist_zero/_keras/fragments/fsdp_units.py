@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from unidist_keras.masks import InputMasks, mask_of, set_mask
+from unidist_keras.losses.masks import InputMasks, mask_of, set_mask
 from unidist_zero._keras.fragments.movement import UnitMovement
 from unidist_zero._keras.fragments.variables import FragmentedMixin
 
@@ -71,7 +71,7 @@ def _layers(outer: Any) -> list[Any]:
 
 
 def _is_stack(layer: Any) -> bool:
-    """Say whether a layer has several composite layers of one class: blocks."""
+    """Return whether a layer has several composite layers of one class: blocks."""
     kinds = [type(each) for each in _inside(layer) if any(part.trainable_variables for part in _inside(each))]
     return len(kinds) > len(set(kinds))
 

@@ -18,6 +18,7 @@ from unidist.gradients.buckets import Slot
 from unidist.waits import calling
 from unidist_tensorflow.gradients import HostFunction, differentiable_once, host_node
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of_buffer, empty_array
+from unidist_tensorflow.optimizer import RowCheck
 from unidist_zero._keras.fragments.buffers import TensorBuffers
 from unidist_zero._keras.fragments.variables import Fragment
 from unidist_zero.sharding.gather_check import GatherCheck
@@ -36,6 +37,7 @@ class UnitMovement:
         fragments: of all variables, by their numbers in the partition.
         numbers: of the unit's variables; all variables of their buckets belong to the unit.
         reduce_dtypes: for each dtype of the variables, the type in which gradients are added up.
+        check_rows: refuses sparse gradients, whose rows are added up here; None: nobody does.
     """
 
     _partition: Partition
@@ -43,8 +45,13 @@ class UnitMovement:
     _tensor_buffers: TensorBuffers
 
     def __init__(
-        self, fragments: Sequence[Fragment], numbers: Sequence[int], reduce_dtypes: dict[DType, DType]
+        self,
+        fragments: Sequence[Fragment],
+        numbers: Sequence[int],
+        reduce_dtypes: dict[DType, DType],
+        check_rows: RowCheck | None,
     ) -> None:
+        self.check_rows = check_rows
         self.fragments = [fragments[number] for number in numbers]
         self._numbers = numbers
         self._reduce_dtypes = reduce_dtypes
@@ -86,7 +93,11 @@ class UnitMovement:
         """
         specs = [tf.TensorSpec(each.variable.shape, NUMPY_DTYPES[each.dtype]) for each in self.fragments]
 
-        @differentiable_once("parameters under zero=3")
+        def is_sparse(number: int) -> None:
+            if self.check_rows is not None:
+                self.check_rows(self.fragments[number].variable)
+
+        @differentiable_once("parameters under zero=3", is_sparse)
         def gather(*values: tf.Tensor) -> tuple[Any, Any]:
             outputs = host_node(self._gather, values, [_TOKEN, *specs], name=_GATHER, keeper=self._host_functions)[1:]
 

@@ -90,7 +90,7 @@ class Units:
         self.of_parameter = {key: unit for unit in self.units for key in unit.parameters}
         self._called: list[Unit] = []  # the units that were called before in this forward, the latest last
         self._next: dict[str, Unit] = {}  # which unit was called after which, last time
-        self._returning: Any = WeakTensorKeyDictionary()  # the units that return a tensor
+        self._returning: Any = WeakTensorKeyDictionary()  # the units that return a tensor, or precede one that does
         self._in_backward = False
         self._derived_again = False  # gradients were computed with a graph (create_graph), which uses what was gathered
         self.paused = False  # everything is there, and stays
@@ -168,7 +168,7 @@ class Units:
             for tensor in tensors_in(output):
                 if tensor.requires_grad and torch.is_grad_enabled():
                     together = self._returning.setdefault(tensor, [])
-                    together.append(unit)
+                    together += [unit, *before]
                     hook = self._before_backward(unit, before, together)
                     tensor.register_hook(hook)  # type: ignore[no-untyped-call]  # torch
                     hooked += 1
@@ -188,8 +188,9 @@ class Units:
         Args:
             unit: the unit.
             before: those that were called before it, the latest first: as many as are prefetched.
-            together: the units that return this output, whose hooks run one after the other: it is that of the last
-                unit and of the whole model, say, or of a unit that returns what it was given.
+            together: the units that return this output, whose hooks run one after the other, and those that they
+                prefetch. It is the output of the last unit and of the whole model, say, or of a unit that returns what
+                it was given.
 
         Autograd runs nodes in reverse order of creation (on one device), so all units called after this one are done.
         """
@@ -201,8 +202,7 @@ class Units:
                 self._in_backward = True
                 torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
             for other in self.units:
-                is_next = other in together or other in before
-                if not (other.is_root or other.stays or is_next or self._derived_again):
+                if not (other.is_root or other.stays or other in together or self._derived_again):
                     other.release()
             self.root.gather(lends=True)
             unit.gather(lends=True)

@@ -11,6 +11,7 @@ from unidist.buffer import HOST, Buffer
 from unidist.communicator import Work
 from unidist.errors import MismatchError, UsageError
 from unidist_torch.gradients.parameters import reattach, shaped
+from unidist_torch.host_copies import copying
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
 from unidist_torch.models.guarded_parameter import AbsentParameter, LentParameter, guard, unguard
 from unidist_torch.models.lazy_init import BUILT_AS
@@ -108,11 +109,11 @@ class GatheredBucket:
         return self._places[number][0]
 
     def holds(self, number: int) -> bool:
-        """Say whether a parameter that was in this bucket still is."""
+        """Return whether a parameter that was in this bucket still is."""
         return number in self._places
 
     def is_row_major(self, number: int) -> bool:
-        """Say whether a parameter is contiguous."""
+        """Return whether a parameter is contiguous."""
         return self._places[number][1].is_contiguous()
 
     def fill(self) -> None:
@@ -142,13 +143,16 @@ class GatheredBucket:
             return
         self._check.post()
         self._storage.resize_(self._nbytes)
-        shard = self.shard
-        if self._is_offloaded:
-            place = self._own_place()
+        gather = self.shard_group.communicator.allgather
+        flat = buffer_of(self._flat)
+        if not self._is_offloaded:
+            self._work = gather(self.shard, flat, counts=self.cut.counts)
+            return
+        place = self._own_place()
+        with copying(place.device):
             # An accelerator need not be waited for: the next step waits for it before anybody writes to the shard.
             place.copy_(self._own, non_blocking=True)
-            shard = buffer_of(place)
-        self._work = self.shard_group.communicator.allgather(shard, buffer_of(self._flat), counts=self.cut.counts)
+            self._work = gather(buffer_of(place), flat, counts=self.cut.counts)
 
     def finish_gather(self, *, lends: bool = False) -> None:
         """Return when the parameters have their values.
@@ -250,7 +254,7 @@ class GatheredBucket:
         self._storage.resize_(0)
 
     def _has_views(self) -> bool:
-        """Say whether tensors other than those of this object refer to the flat memory."""
+        """Return whether tensors other than those of this object refer to the flat memory."""
         own = 2 + len(self._places)  # the flat tensor, the storage, and a view for each parameter
         return torch._C._storage_Use_Count(self._storage._cdata) > own
 

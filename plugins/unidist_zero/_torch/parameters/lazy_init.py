@@ -164,7 +164,7 @@ class DeferredModel:
 
 
 def has_deferred(model: torch.nn.Module) -> bool:
-    """Say whether some tensors of a model have no memory."""
+    """Return whether some tensors of a model have no memory."""
     return any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
 
 

@@ -47,7 +47,7 @@ class ParameterMemory(ABC):
         """Return when all ranks have all parameters, or will get them on first use. Collective."""
 
 
-class FlatMemory(ParameterMemory):
+class FlatParameterMemory(ParameterMemory):
     """Stages 1 and 2: every rank has all parameters, in memory of the buckets' layout.
 
     Args:

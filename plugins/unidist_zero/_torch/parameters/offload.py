@@ -6,7 +6,6 @@ al. 2021, https://arxiv.org/abs/2101.06840): reduced gradients are copied to the
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from unidist.errors import ConfigurationError
 from unidist.jobs import SpillFolder
+from unidist_torch.host_copies import pins
 
 _IN_FILE = "_unidist_in_file"
 
@@ -32,7 +32,7 @@ class StateMemory(ABC):
         self.option = option
 
     def is_away(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor must be copied before the host can step on it: it is in an accelerator's memory."""
+        """Return whether a tensor must be copied before the host can step on it: it is in an accelerator's memory."""
         return tensor.device.type != "cpu"
 
     def check(self, parameters: Iterable[torch.Tensor]) -> None:  # noqa: B027 - nothing to refuse is a valid answer
@@ -64,7 +64,7 @@ class StateMemory(ABC):
         return self.zeros(tensor.shape, stride, dtype or tensor.dtype)
 
 
-class HostMemory(StateMemory):
+class HostStateMemory(StateMemory):
     """Host memory, pinned if possible, so that an accelerator copies from it directly."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class HostMemory(StateMemory):
 
     def zeros(self, shape: Iterable[int], stride: Iterable[int], dtype: torch.dtype) -> torch.Tensor:
         """See `StateMemory.zeros`."""
-        made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu", pin_memory=_pins())
+        made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device="cpu", pin_memory=pins())
         return made.zero_()
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class HostMemory(StateMemory):
         return tensor.cpu()
 
 
-class FileMemory(StateMemory):
+class FileStateMemory(StateMemory):
     """Files mapped to memory: the system writes to disk what does not fit.
 
     A mapped file has no name any more, so nothing is left behind, however the process ends.
@@ -122,7 +122,7 @@ class FileMemory(StateMemory):
         return made
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor was made here."""
+        """Return whether a tensor was made here."""
         return getattr(tensor, _IN_FILE, False)
 
     def moved(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ class StateInFiles(TorchFunctionMode):
         leaves: the optimizer's parameters.
     """
 
-    def __init__(self, files: FileMemory, leaves: Iterable[torch.Tensor]) -> None:
+    def __init__(self, files: FileStateMemory, leaves: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._files = files
         self._leaves = {id(leaf) for leaf in leaves}
@@ -167,42 +167,7 @@ def make_state_memory(offload: str | None) -> StateMemory | None:
     """
     if offload is None:
         return None
-    return HostMemory() if offload == "host" else FileMemory(offload)
-
-
-class HostCopy:
-    """A copy of a tensor to host memory, pinned if possible; torch keeps such memory for the next one.
-
-    From a CUDA device it is copied on a stream of its own, behind what is queued now: several copies follow each other
-    without the host, which computes on the first meanwhile.
-
-    Args:
-        tensor: must not be written to before `wait` has returned.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._made = torch.empty_like(tensor, device="cpu", pin_memory=_pins())
-        self._copied: torch.cuda.Event | None = None
-        if not tensor.is_cuda:
-            self._made.copy_(tensor)
-            return
-        stream = _copy_stream(tensor.device)
-        stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(stream):
-            self._made.copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)  # the allocator gives its memory to nobody before it is copied
-        self._copied = stream.record_event()
-
-    def wait(self) -> torch.Tensor:
-        """Return the copy when it is complete."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._made
-
-
-@functools.cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
+    return HostStateMemory() if offload == "host" else FileStateMemory(offload)
 
 
 def refuse_device_steps(groups: Iterable[dict[str, Any]], memory: StateMemory) -> None:
@@ -212,7 +177,3 @@ def refuse_device_steps(groups: Iterable[dict[str, Any]], memory: StateMemory) -
             f"zero:offload={memory.option}: the optimizer steps on the host, and capturable=True is for steps on an "
             "accelerator; leave it out"
         )
-
-
-def _pins() -> bool:
-    return torch.cuda.is_available()

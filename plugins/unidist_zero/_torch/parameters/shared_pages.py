@@ -35,7 +35,7 @@ class PagedModel:
         self._frozen: list[tuple[frozenset[int], SharedBuckets]] = []  # with the identities of the parameters
 
     def is_of(self, context: RuntimeAPI | None) -> bool:
-        """Say whether it was made in this context."""
+        """Return whether it was made in this context."""
         return context is not None and self._context() is context
 
     def note_trained(self, parameters: Iterable[torch.Tensor]) -> None:

@@ -16,9 +16,9 @@ import pytest
 from unidist.errors import ConfigurationError
 from unidist.jobs.pool.pool import RankPool
 from unidist.rendezvous import Contribution, Rendezvous
-from unidist.testing._rank_side import Connector
+from unidist.testing._rank_side import EngineConnector
 from unidist_horovod.bindings import choice as bindings
-from unidist_horovod.bindings.choice import SPECS, BindingSpec
+from unidist_horovod.bindings.choice import SPECS, HorovodBindingSpec
 from unidist_horovod.engine import HorovodEngine
 
 TORCH, TENSORFLOW = SPECS
@@ -29,7 +29,7 @@ SECOND = timedelta(seconds=1)
 def lacking(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What each binding lacks, for a test to fill in; no framework is imported, no binding loaded."""
     found: dict[str, str] = {}
-    monkeypatch.setattr(BindingSpec, "missing", lambda self: found.get(self.name, ""))
+    monkeypatch.setattr(HorovodBindingSpec, "missing", lambda self: found.get(self.name, ""))
     monkeypatch.setattr(bindings, "_loaded", None)
     monkeypatch.delenv(bindings.VARIABLE, raising=False)
     for spec in SPECS:
@@ -43,7 +43,7 @@ def imported(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace())
 
 
-def runs(monkeypatch: pytest.MonkeyPatch, spec: BindingSpec, *, running: bool = True) -> None:
+def runs(monkeypatch: pytest.MonkeyPatch, spec: HorovodBindingSpec, *, running: bool = True) -> None:
     operations = SimpleNamespace(is_initialized=lambda: running)
     monkeypatch.setitem(sys.modules, f"horovod.{spec.name}.mpi_ops", operations)
 
@@ -53,7 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, spec: BindingSpec, *, running: bool = 
     [((), TORCH), (("tensorflow",), TENSORFLOW), (("torch",), TORCH), (("tensorflow", "torch"), TORCH)],
 )
 def test_the_binding_is_that_of_an_imported_framework(
-    monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], expected: BindingSpec
+    monkeypatch: pytest.MonkeyPatch, modules: tuple[str, ...], expected: HorovodBindingSpec
 ) -> None:
     imported(monkeypatch, *modules)
     assert bindings.choose() is expected
@@ -61,7 +61,7 @@ def test_the_binding_is_that_of_an_imported_framework(
 
 @pytest.mark.parametrize(("without", "expected"), [(TORCH, TENSORFLOW), (TENSORFLOW, TORCH)])
 def test_an_imported_framework_that_horovod_does_not_know_does_not_count(
-    monkeypatch: pytest.MonkeyPatch, lacking: dict[str, str], without: BindingSpec, expected: BindingSpec
+    monkeypatch: pytest.MonkeyPatch, lacking: dict[str, str], without: HorovodBindingSpec, expected: HorovodBindingSpec
 ) -> None:
     lacking[without.name] = f"Horovod was built without {without.title}"
     imported(monkeypatch, without.name)
@@ -149,7 +149,7 @@ def test_ranks_that_differ_raise_when_they_connect() -> None:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed")
 
-    def case(connector: Connector) -> str:
+    def case(connector: EngineConnector) -> str:
         rank = int(os.environ["UNIDIST_RANK"])
         before = os.environ.get("UNIDIST_HOROVOD_BINDING")
         os.environ["UNIDIST_HOROVOD_BINDING"] = ("torch", "tensorflow")[rank]
@@ -162,7 +162,7 @@ def test_ranks_that_differ_raise_when_they_connect() -> None:
             os.environ |= {} if before is None else {"UNIDIST_HOROVOD_BINDING": before}
         raise AssertionError("it connected")
 
-    connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=60))
+    connector = EngineConnector("horovod", secrets.token_hex(4), timedelta(seconds=60))
     with RankPool(2) as pool:  # these ranks load other bindings than all others
         for text in pool.run(case, (connector,), timeout=timedelta(seconds=180)):
             assert "PyTorch on rank 0 and TensorFlow on rank 1" in text

@@ -17,7 +17,7 @@ from unidist.communicator import ReduceOp
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
 from unidist.negotiation import OperationKind, Request
 from unidist.negotiation.named import NamedOperations, NegotiatesNames, NegotiationOptions
-from unidist.testing._rank_side import Connector
+from unidist.testing._rank_side import EngineConnector
 from unidist.testing.fixtures import RankPoolFactory
 
 pytestmark = pytest.mark.parallel
@@ -36,7 +36,7 @@ def run(rank_pool: RankPoolFactory, binding: str) -> Callable[..., list[Any]]:
     """Return `run(size, case, ...)`: `case(operations, ...)` on every rank, over new named operations."""
 
     def run(size: int, case: Callable[..., Any], *args: Any, timeout: float = 20, group: Any = None) -> list[Any]:
-        connector = Connector("horovod", secrets.token_hex(4), timedelta(seconds=60))
+        connector = EngineConnector("horovod", secrets.token_hex(4), timedelta(seconds=60))
         arguments = (connector, case, args, group, timedelta(seconds=timeout))
         return rank_pool(size, env=ENVIRONMENTS[binding]).run(_on_rank, arguments, timeout=timedelta(seconds=180))
 
@@ -44,7 +44,7 @@ def run(rank_pool: RankPoolFactory, binding: str) -> Callable[..., list[Any]]:
 
 
 def _on_rank(
-    connector: Connector, case: Callable[..., Any], args: tuple[Any, ...], group: Any, timeout: timedelta
+    connector: EngineConnector, case: Callable[..., Any], args: tuple[Any, ...], group: Any, timeout: timedelta
 ) -> Any:
     world = connector.connect("named")
     chosen = range(world.size) if group is None else group

@@ -19,7 +19,7 @@ from unidist_command import Command
 
 import unidist.jax as ud
 from unidist.errors import MismatchError, StalledError, UsageError
-from unidist_jax.compiled.devices import Meeting
+from unidist_jax.compiled.devices import DeviceRendezvous
 
 pytestmark = pytest.mark.parallel
 
@@ -175,7 +175,7 @@ def test_each_device_for_itself_is_an_error_that_says_what_to_do(two_with_device
 
 def test_calls_meet_again_and_again() -> None:
     done: list[list[tuple[int, ...]]] = []
-    meeting = Meeting(3, "allreduce 'x'", lambda calls: done.append(sorted(calls)) or f"error {len(done)}")
+    meeting = DeviceRendezvous(3, "allreduce 'x'", lambda calls: done.append(sorted(calls)) or f"error {len(done)}")
     found: list[list[str | None]] = [[], [], []]
 
     def call(device: int) -> None:
@@ -192,7 +192,7 @@ def test_calls_meet_again_and_again() -> None:
 
 
 def test_a_device_that_does_not_come_is_an_error() -> None:
-    meeting = Meeting(2, "allreduce 'x'", lambda calls: None, limit=timedelta(seconds=0.05))
+    meeting = DeviceRendezvous(2, "allreduce 'x'", lambda calls: None, limit=timedelta(seconds=0.05))
     for _ in range(2):
         with pytest.raises(StalledError, match=r"allreduce 'x': 1 of the 2 devices .* have not within 0\.05 s"):
             meeting.run((1,))

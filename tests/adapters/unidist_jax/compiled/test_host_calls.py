@@ -127,6 +127,25 @@ def test_what_does_not_change_stays_in_its_loop() -> None:
 
 
 @on_one_rank
+def test_functions_that_take_nothing_run_in_their_places() -> None:
+    """XLA of jaxlib 0.11 ends the process where it inlines such a function itself, with the same constant twice."""
+
+    def constants() -> Any:
+        twice = jax.lax.fori_loop(0, 3, lambda _, c: c * _note("inner", jnp.asarray(2.0)), 1.0)
+        return jax.lax.fori_loop(0, 3, lambda _, c: c * 2.0, twice)
+
+    def outer() -> Any:
+        _note("outer", 1.0)
+        return jax.lax.scan(lambda c, _: (c + jax.jit(jax.jit(constants))(), None), 0.0, None, length=2)[0]
+
+    for function in (outer, jax.jit(outer), lambda: jax.jit(outer)() + jax.jit(constants)()):
+        notes = _notes()
+        again = 64.0 if function.__name__ == "<lambda>" else 0.0
+        assert jax.jit(function)() == 128.0 + again
+        assert notes == ["outer", *["inner"] * (9 if again else 6)]
+
+
+@on_one_rank
 def test_independent_calls_run_one_at_a_time_in_the_order_of_the_trace() -> None:
     notes = _notes()
 

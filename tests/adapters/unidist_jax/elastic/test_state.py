@@ -170,3 +170,19 @@ def test_a_state_goes_on_from_its_durable_checkpoint(tmp_path: Path) -> None:
             jax.tree.map(np.testing.assert_array_equal, getattr(found, name), getattr(wanted, name))
         loaded = ud.load(tmp_path / "parts", found.params, found.opt_state)  # an ordinary checkpoint
         np.testing.assert_array_equal(loaded.params["w"], wanted.params["w"])
+
+
+def test_a_rank_that_joins_has_the_count_of_updates_of_the_others(jax_pools: PartPools) -> None:
+    def on_rank() -> list[int]:
+        with runtime():
+            params, optimizer = ud.distribute({"w": jnp.ones(3)}, optax.adam(0.1))
+            state = ud.elastic.JaxState(params=params, opt_state=optimizer.init(params), optimizer=optimizer)
+            update = optimizer.binding.distributed_update
+            update.step = 7 * (1 - ud.rank())
+            state.sync()
+            found = [update.step]
+            update.step = 9
+            state.restore()
+            return [*found, update.step]
+
+    assert jax_pools.get(2, engine="shm").run(on_rank) == [[7, 7], [7, 7]]

@@ -183,6 +183,22 @@ def test_callbacks_keep_the_state_and_restore_brings_it_back(two: PartOfPool) ->
     two.run(on_rank)
 
 
+def test_a_rank_that_joins_has_the_count_of_updates_of_the_others(two: PartOfPool) -> None:
+    def on_rank() -> list[int]:
+        with runtime():
+            model, optimizer = ud.distribute(network(), keras.optimizers.Adam(0.01))
+            state = ud.elastic.KerasState(model, optimizer)
+            update = optimizer._unidist.distributed_update
+            update.step = 7 * (1 - ud.rank())
+            state.sync()
+            found = [update.step]
+            update.step = 9
+            state.restore()
+            return [*found, update.step]
+
+    assert two.run(on_rank) == [[7, 7], [7, 7]]
+
+
 @pytest.mark.soak
 def test_zero_is_refused_in_an_elastic_job(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)

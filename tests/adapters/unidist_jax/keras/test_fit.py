@@ -172,13 +172,31 @@ def test_batch_normalisation_over_all_ranks_is_that_of_one_process(two: PartOfPo
     two.run(on_rank)
 
 
-def test_plain_batch_normalisation_keeps_each_ranks_statistics(two: PartOfPool) -> None:
+def test_the_statistics_of_plain_batch_normalisation_are_the_mean_of_the_ranks(two: PartOfPool) -> None:
     def on_rank() -> None:
         with runtime():
             model, optimizer = ud.distribute(network(norm=keras.layers.BatchNormalization), keras.optimizers.Adam(0.01))
             by_fit(model, optimizer)
             assert equal_on_all_ranks([np.asarray(each.value).tobytes() for each in model.trainable_variables])
-            assert not equal_on_all_ranks([np.asarray(each.value).tobytes() for each in model.non_trainable_variables])
+            assert equal_on_all_ranks([np.asarray(each.value).tobytes() for each in model.non_trainable_variables])
+
+    two.run(on_rank)
+
+
+@pytest.mark.parametrize("strategy", ["data", "zero=1"])
+def test_float64_of_keras_is_float32_where_jax_computes_in_32_bits(two: PartOfPool, strategy: str) -> None:
+    def on_rank() -> None:
+        jax.config.update("jax_enable_x64", False)
+        try:
+            with runtime("float64"):
+                model, optimizer = ud.distribute(network(), keras.optimizers.Adam(0.01), strategy)
+                assert model.trainable_variables[0].value.dtype == np.float32
+                weights = values(model)
+                by_fit(model, optimizer)
+                for one, other in zip(values(model), alone(weights, keras.optimizers.Adam(0.01)), strict=True):
+                    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+        finally:
+            jax.config.update("jax_enable_x64", True)
 
     two.run(on_rank)
 

@@ -48,6 +48,9 @@ _STRUCTS = {
 }  # fmt: skip
 """Ours and XLA's, and the fields by our names; XLA's is the same where it is empty."""
 
+_RENAMED = {"XLA_FFI_Extension_Base": "XLA_FFI_InternalExtension"}
+"""From jaxlib 0.11 on."""
+
 _GROW = {"XLA_FFI_Metadata", "XLA_FFI_Api", "XLA_FFI_CallFrame"}
 """XLA makes these, and has appended fields that nothing here looks at."""
 
@@ -61,7 +64,10 @@ _NUMBERS = {
 
 def _assertions() -> list[str]:
     found = []
+    text = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
     for (ours, theirs), fields in _STRUCTS.items():
+        if (renamed := _RENAMED.get(theirs, theirs)) in text:
+            theirs = renamed
         relation = "<=" if theirs in _GROW else "=="
         found.append(f"sizeof({ours}) {relation} sizeof({theirs})")
         for own, other in fields.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from part_pools import PartOfPool
 
 import unidist.jax as ud
 from unidist.errors import MismatchError, NotInitializedError, UsageError
+from unidist.runtime import context
 
 pytestmark = pytest.mark.parallel
 
@@ -35,6 +37,35 @@ def _batches(count: int, rank: int, size: int) -> list[tuple[Any, Any]]:
 
 def _close(found: Any, wanted: Any) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14), found, wanted)
+
+
+@pytest.mark.parametrize("strategy", ["data", "zero=1"])
+def test_optax_counts_the_passes_of_an_update_itself(two: PartOfPool, strategy: str) -> None:
+    def on_rank() -> None:
+        with runtime():
+            step = ud.TrainStep(_loss, _params(0), optax.MultiSteps(optax.adamw(0.05), 2), strategy)
+            for batch in _batches(5, ud.rank(), 2):
+                step(*batch)
+            alone, plain = _params(0), optax.MultiSteps(optax.adamw(0.05), 2)
+            state = plain.init(alone)
+            for batch in _batches(5, 0, 1):
+                updates, state = plain.update(jax.grad(_loss)(alone, *batch), state, alone)
+                alone = optax.apply_updates(alone, updates)
+            _close(step.params, alone)
+
+    two.run(on_rank)
+
+
+def test_a_step_reports_its_loss_and_its_samples(two: PartOfPool) -> None:
+    def on_rank() -> tuple[float, Any]:
+        with runtime():
+            step = ud.TrainStep(_loss, _params(0), optax.sgd(0.05))
+            loss = [step(*batch).item() for batch in _batches(3, ud.rank(), 2)][-1]
+            told = context.current().progress
+            return loss, (told._values, told._num_samples, told._num_steps)
+
+    for loss, told in two.run(on_rank):
+        assert told == ({"loss": loss}, 6, 3)
 
 
 def test_a_step_does_what_a_loop_and_one_process_do(two: PartOfPool) -> None:
@@ -97,6 +128,38 @@ def test_ranks_with_batches_of_different_size_have_the_numbers_of_one_process(tw
                 _close(step.params, alone)
 
     two.run(on_rank)
+
+
+def test_evaluation_weighs_samples_also_where_ranks_step_alone(two: PartOfPool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            step = ud.TrainStep(_loss, _params(0), optax.sgd(0.05), "local_sgd=4")
+            x, y = _batches(1, 0, 1)[0]
+            part = slice(0, 3) if ud.rank() == 0 else slice(3, 4)
+            np.testing.assert_allclose(step.evaluate(x[part], y[part]), _loss(_params(0), x, y), rtol=1e-12)
+
+    two.run(on_rank)
+
+
+def test_a_deadlock_would_name_the_step(two: PartOfPool) -> None:
+    def on_rank() -> list[Any]:
+        from unidist.observation import stacks  # those of this process
+
+        with runtime():
+            found: list[Any] = []
+
+            def loss(params: Any, x: Any) -> Any:
+                found.extend(stacks[get_ident()])
+                return jnp.mean(params["w"] * x)
+
+            step = ud.TrainStep(loss, {"w": jnp.ones(())}, optax.sgd(0.1))
+            step(jnp.ones(2))
+            step.evaluate(jnp.ones(2))
+            return found
+
+    for found in two.run(on_rank):
+        assert "train_step()" in found
+        assert "train_step.evaluate()" in found
 
 
 def test_a_short_window_is_applied_by_flush(two: PartOfPool) -> None:

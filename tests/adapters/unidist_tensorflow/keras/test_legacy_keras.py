@@ -15,6 +15,7 @@ import tensorflow as tf
 import unidist.tensorflow.keras as hvd
 from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
+from unidist.settings.environment import set_variables
 
 Pool = Callable[..., RankPool]
 pytestmark = [
@@ -218,6 +219,31 @@ def test_gradients_of_a_distributed_tape_are_applied_as_they_are(pool: Pool) -> 
             assert float(w) == -5.0
 
     legacy(pool).run(on_rank)
+
+
+@pytest.mark.parametrize("strategy", ["", "accumulate=2", "clip_norm=100"])
+def test_gradients_that_were_left_to_be_exchanged_are_not_taken_for_reduced(pool: Pool, strategy: str) -> None:
+    def on_rank() -> list[float]:
+        with set_variables({"UNIDIST_STRATEGY": strategy} if strategy else {}), runtime() as tf_keras:
+            passes = 1 if strategy else 2
+            optimizer = hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.1), backward_passes_per_step=passes)
+            weight = tf.Variable([1.0], dtype=tf.float64)
+            found = [float(weight[0])]
+            for _ in range(4):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(weight) * (hvd.rank() + 1.0)
+                pairs = optimizer.compute_gradients(loss, [weight], tape=tape)
+                optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
+                found.append(float(weight[0]))
+            return found
+
+    expected = {
+        "": [1.0, 1.0, 0.7, 0.7, 0.4],  # Horovod's: the sum of two passes
+        "accumulate=2": [1.0, 1.0, 0.85, 0.85, 0.7],
+        "clip_norm=100": [1.0, 0.85, 0.7, 0.55, 0.4],
+    }
+    for found in legacy(pool).run(on_rank):
+        np.testing.assert_allclose(found, expected[strategy], rtol=0, atol=1e-12)
 
 
 def test_saves_the_best_model_which_loads_plain_and_distributed(pool: Pool, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from unidist.errors import UsageError
-from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
+from unidist_tensorflow.optimizer.elementwise import counts_occurrences, needs_whole_variables
 
 optimizers = keras.optimizers
 
@@ -48,3 +48,22 @@ def test_an_optimizer_that_looks_at_all_variables_at_once_is_refused() -> None:
 def test_an_optimizer_that_cannot_be_made_from_its_configuration_is_refused() -> None:
     with pytest.raises(UsageError, match=r"MultiOptimizer could not be tried .*zero:whole=true"):
         needs_whole_variables(optimizers.MultiOptimizer(optimizers.Adam()))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "counts"),
+    [
+        (optimizers.SGD(momentum=0.9), False),
+        (optimizers.SGD(clipnorm=1.0), True),
+        (optimizers.Lion(), False),
+        (optimizers.Adam(), True),
+        (optimizers.Adamax(), True),
+        (optimizers.Lamb(), True),
+        (optimizers.Muon(), True),
+        (optimizers.Adagrad(), True),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_optimizer_takes_the_occurrences_of_a_row_one_by_one_or_their_sum(optimizer: Any, counts: bool) -> None:
+    assert counts_occurrences(optimizer) is counts
+    assert not optimizer.built

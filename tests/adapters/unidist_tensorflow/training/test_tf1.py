@@ -11,8 +11,9 @@ import tensorflow as tf
 from _keras_training import runtime
 
 import unidist.tensorflow as hvd
-from unidist.errors import UsageError
+from unidist.errors import ConfigurationError, UsageError
 from unidist.jobs.pool.pool import RankPool
+from unidist.settings.environment import set_variables
 
 Pool = Callable[..., RankPool]
 pytestmark = pytest.mark.parallel
@@ -83,5 +84,15 @@ def test_the_keras_facade_is_found_where_horovod_has_it(pool: Pool) -> None:
         assert tensorflow_keras.load_model is unidist.keras.load_model
         ours, theirs = unidist.keras.callbacks, unidist.tensorflow.keras.callbacks
         assert theirs.MetricAverageCallback is ours.MetricAverageCallback
+
+    pool(2, "shm").run(on_rank)
+
+
+@pytest.mark.parametrize("strategy", ["clip_norm=1", "zero=1", "local_sgd=2", "data:compression=fp16"])
+def test_a_strategy_that_it_would_ignore_is_refused(pool: Pool, strategy: str) -> None:
+    def on_rank() -> None:
+        refused = pytest.raises(ConfigurationError, match="an optimizer of TF1 exchanges gradients itself")
+        with set_variables({"UNIDIST_STRATEGY": strategy}), runtime("float32"), refused:
+            hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
 
     pool(2, "shm").run(on_rank)

@@ -420,3 +420,19 @@ def test_a_rank_that_has_joined_takes_part(pool: Pool) -> None:
         each_loop(check)
 
     pool(2, "shm").run(on_rank)
+
+
+def test_a_state_that_rank_0_alone_has_goes_to_all(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            if ud.rank() == 0:
+                optimizer.build(model.trainable_variables)
+                for each in optimizer.variables[2:]:
+                    each.assign(each + 3.0)
+            model, optimizer = ud.distribute(model, optimizer, "zero=1")
+            held = sum(float(np.sum(each)) for each in optimizer.variables[2:])
+            assert float(ud.allreduce(tf.constant(held), op=ud.Sum)) == 3.0 * 8
+
+    pool(2, "shm").run(on_rank)

@@ -10,8 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from unidist.buffer import Buffer, DType
 from unidist_torch.framework import TorchFramework
+from unidist_torch.framework.arithmetic import norms_on_device
 
 VALUES = np.random.default_rng(0).standard_normal(200_001)
 
@@ -30,6 +34,25 @@ def test_norms_of_long_memory_are_as_exact_as_its_type(order: float, dtype: str,
 def test_what_is_large_does_not_overflow_on_the_way() -> None:
     assert norm(np.full(3, 1e30, "float32"), 2.0) == pytest.approx(math.sqrt(3) * 1e30, rel=1e-6)
     assert norm(np.full(3, 6e4, "float16"), 2.0) == pytest.approx(math.sqrt(3) * np.float64(np.float16(6e4)), rel=1e-6)
+
+
+@pytest.mark.parametrize("order", [0.5, 2, math.inf])
+def test_norms_on_a_device_are_read_at_once(order: float) -> None:
+    class Counts(TorchDispatchMode):
+        reads = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            Counts.reads += function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.is_nonzero.default)
+            return function(*args, **(kwargs or {}))
+
+    parts = [VALUES[:7].astype("float16"), VALUES.astype("float32"), VALUES[:3] + 1j]
+    tensors = [torch.from_numpy(part) for part in parts]
+    with Counts():
+        found = norms_on_device(tensors, order)
+    assert Counts.reads == 0, "a copy to the host is the only wait"
+    assert found == pytest.approx([np.linalg.norm(part.astype("complex128"), order) for part in parts], rel=1e-12)
+    buffers = [Buffer.of(part) for part in parts[:2]]
+    assert TorchFramework().norms(buffers, order) == [TorchFramework().norm(each, order) for each in buffers]
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, math.inf])

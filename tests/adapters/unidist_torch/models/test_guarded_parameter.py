@@ -25,6 +25,7 @@ from unidist_torch.models.guarded_parameter import (
     plain_part,
     plain_use,
     unguard,
+    unsaved,
 )
 
 lists: Any = torch  # whose functions of lists of tensors have no types
@@ -135,6 +136,40 @@ def test_files_hold_plain_tensors() -> None:
     assert type(pickle.loads(pickle.dumps(parameter.data))) is torch.Tensor
     assert bool((copy.deepcopy(parameter.data) * 1 == VALUES).numpy().all())
     assert parameter.detach().numpy().sum() == VALUES.sum()
+
+
+@pytest.mark.parametrize("values", [made(CutParameter).detach(), VALUES.clone()], ids=["part", "layer"])
+def test_values_that_may_be_in_no_file_can_be_used(values: torch.Tensor) -> None:
+    values = unsaved(values, "use ud.save")
+    copies = [values, values.clone(), values.to("cpu").contiguous(), values.double(), copy.deepcopy(values)]
+    for each in copies:
+        for write in (pickle.dumps, lambda tensor: tensor.untyped_storage(), lambda tensor: tensor.storage()):
+            with pytest.raises(UsageError, match=r"^use ud\.save$"):
+                write(each)
+        assert torch.equal(torch.zeros(4, 4).copy_(each), VALUES)
+        assert bool((each * 2 == VALUES * 2).numpy().all())
+        assert each.data_ptr() != 0
+        assert "Values" in repr(each) or "Layer" in repr(each)
+    assert values.data_ptr() == copies[0].data_ptr()
+
+
+@pytest.mark.parametrize(
+    "of", [lambda p: p.detach(), lambda p: unsaved(VALUES.clone(), "use ud.save")], ids=["part", "layer"]
+)
+def test_a_deep_copy_of_many_has_the_values_of_each(of: Callable[[torch.nn.Parameter], torch.Tensor]) -> None:
+    for _ in range(30):
+        values = [of(made(CutParameter)).mul_(number) for number in range(12)]
+        for each, copied in zip(values, copy.deepcopy(values), strict=True):
+            assert bool((each == copied).numpy().all())
+
+
+def test_values_of_a_layer_are_whole() -> None:
+    values = unsaved(VALUES.clone(), "use ud.save")
+    assert type(values.sum()) is torch.Tensor
+    assert values.norm() == VALUES.norm()
+    assert torch.equal(torch.nn.Parameter(VALUES.clone()) @ values, VALUES @ VALUES)
+    with pytest.raises(UsageError, match=r"'layer.weight' on rank 1"):
+        values @ made(CutParameter)
 
 
 def test_layers_and_optimizers_use_the_part_as_it_is() -> None:

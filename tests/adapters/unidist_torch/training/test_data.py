@@ -160,13 +160,13 @@ def test_a_loader_that_is_made_again_with_another_sampler_is_an_error(options: d
         given = {"order": made.order} if hasattr(made, "order") else {}
         sampler = DistributedSampler(made.dataset, 2, 1)
         with pytest.raises(
-            UsageError, match=r"with DistributedSampler instead of the sampler .*\(rank 1\).*use_distributed"
+            UsageError, match=r"with DistributedSampler instead of the sampler .*\(rank 3\).*use_distributed"
         ):
             type(made)(shards=made.shards, dataset=made.dataset, batch_size=2, sampler=sampler, **given)
 
 
 WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "a list": (lambda: [1, 2], {}, r"shard\(\) of a list \(rank 1\): .*DataLoader\(data, batch_size=32"),
+    "a list": (lambda: [1, 2], {}, r"shard\(\) of a list \(rank 3\): .*DataLoader\(data, batch_size=32"),
     "a dataset": (lambda: TensorDataset(torch.arange(3)), {}, r"of a TensorDataset .*DataLoader\(data"),
     "a generator": (lambda: (each for each in range(3)), {}, r"of a generator .*IterableDataset"),
     "a stream": (Numbers, {}, r"of a Numbers .*IterableDataset"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from unidist.control.messages import Beat, Output, Terminating, WorkerEnded, WorkerExit
 from unidist_launch.agent.backlog import Backlog
 
 
-def output(text: str) -> dict[str, Any]:
-    return {"type": "output", "rank": 0, "stream": 1, "data": text}
+def output(text: str) -> Output:
+    return Output(0, 1, text.encode())
 
 
 def test_output_is_kept_in_order_until_it_is_taken() -> None:
@@ -16,7 +15,7 @@ def test_output_is_kept_in_order_until_it_is_taken() -> None:
     for text in "abc":
         backlog.note(output(text))
     backlog.taken()
-    assert [message["data"] for message in backlog.messages()] == ["b", "c"]
+    assert backlog.messages() == [output("b"), output("c")]
     for _ in range(5):
         backlog.taken()
     assert not backlog.messages()
@@ -26,17 +25,18 @@ def test_workers_that_run_and_those_that_have_ended_are_told_with_their_labels()
     backlog = Backlog()
     backlog.start(4, 0)
     backlog.start(5, 1)
-    backlog.note({"type": "ended", "worker": 4})
-    backlog.note({"type": "exit", "worker": 4, "pid": 104, "returncode": -9})
-    facts = backlog.facts([(5, 1, 105)])
+    backlog.note(WorkerEnded(4))
+    backlog.note(WorkerExit(4, 104, -9))
+    workers = backlog.workers([(5, 1, 105)])
     backlog.note(output("its last words"))
-    assert sorted(facts["workers"]) == [[4, 0, 104, True], [5, 1, 105, False]]
-    assert [message["type"] for message in backlog.messages()] == ["output", "exit"]
-    assert not facts["terminating"]
+    assert sorted(workers) == [(4, 0, 104, True), (5, 1, 105, False)]
+    assert backlog.messages() == [output("its last words"), WorkerExit(4, 104, -9)]
+    assert not backlog.is_terminating
 
 
 def test_the_wish_of_a_scheduler_is_not_forgotten() -> None:
     backlog = Backlog()
-    backlog.note({"type": "terminating"})
-    backlog.note({"type": "beat"})
-    assert backlog.facts([]) == {"workers": [], "terminating": True}
+    backlog.note(Terminating())
+    backlog.note(Beat())
+    assert backlog.is_terminating
+    assert not backlog.messages()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from unidist._version import __version__
+from unidist.control.messages import RELEASE
 from unidist.errors import ConfigurationError
 from unidist.jobs.network import interface_address
 from unidist_launch.agent import order as agent_order
@@ -19,7 +21,7 @@ from unidist_launch.remote.hosts import agent_command, agent_error
 
 def order(folder: Path, **changes: object) -> AgentOrder:
     fields: dict[str, object] = {
-        "version": __version__,
+        "version": RELEASE,
         "host": 1,
         "job_id": "abc",
         "secret": "00ff" * 16,
@@ -69,8 +71,9 @@ def test_an_order_that_goes_to_all_leaves_the_number_to_the_agents_variable(tmp_
 
 def test_another_version_is_refused_with_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = order(tmp_path).to_line()
-    monkeypatch.setattr(agent_order, "__version__", "99.0")
-    with pytest.raises(ConfigurationError, match=f"unidist 99.0 is installed here, but the launcher is {__version__}"):
+    monkeypatch.setattr(agent_order, "RELEASE", "99.0 (protocol 7)")
+    told = f"unidist 99.0 (protocol 7) is installed on host {socket.gethostname()}, but the launcher is {RELEASE}"
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
         AgentOrder.from_line(line)
 
 

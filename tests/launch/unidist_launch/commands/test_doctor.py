@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from unidist_command import Command
 
@@ -46,3 +47,15 @@ def test_a_broken_environment_is_a_finding_and_not_an_end(command: Command) -> N
     problems = json.loads(done.stdout)["problems"]
     assert any("UNIDIST_TIMEOUT_SEC='soon' is not a number" in problem for problem in problems)
     assert any("WORLD_SIZE is not set" in problem for problem in problems)
+
+
+def test_a_framework_of_a_version_that_was_not_tested_is_not_usable(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "jax.py").touch()
+    (tmp_path / "jax-0.99.0.dist-info").mkdir()
+    (tmp_path / "jax-0.99.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: jax\nVersion: 0.99.0\n")
+    facts = json.loads(command.run("doctor", "--json", env={"PYTHONPATH": str(tmp_path), **WITHOUT_TORCH}).stdout)
+    [jax] = [item for item in facts["frameworks"] if item["name"] == "jax"]
+    [xla] = [item for item in facts["engines"] if item["name"] == "xla"]
+    for item in (jax, xla):
+        assert not item["usable"]
+        assert "0.99.0 is installed: pip install 'jax>=0.10," in item["reason"]

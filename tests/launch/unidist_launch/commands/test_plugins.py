@@ -81,6 +81,7 @@ def test_each_plugin_is_listed_with_what_it_registers(command: Command, tmp_path
         "compressors": [],
         "schedules": [],
         "launchers": [],
+        "facade_names": [],
         "commands": ["coo"],
         "command_options": [],
         "observers": [],

@@ -55,6 +55,15 @@ def test_a_job_of_which_nothing_is_left_is_continued_by_one_of_another_size(star
     assert len(directory.steps(command.folder / "run")) == 2
 
 
+def test_a_folder_that_cannot_be_written_is_an_error_before_ranks_start(start: Start, command: Command) -> None:
+    (command.folder / "file").touch()
+    with start(2, "--checkpoint-dir", "file/run") as job:
+        assert job.end() == 2, job.lines
+    (line,) = job.lines
+    assert "checkpoint-dir" in line
+    assert "Not a directory" in line
+
+
 def test_a_job_that_is_told_to_end_loses_no_step(start: Start, command: Command) -> None:
     with start(2, "--checkpoint-interval", "3600", "--grace-period", "60") as job:
         job.wait_for(r"step 3 .*")

@@ -156,7 +156,7 @@ def test_a_host_that_comes_and_goes_is_asked_for_ever_more_seldom_until_it_stays
         raise AssertionError
 
     with selectors.DefaultSelector() as selector:
-        hosts = ElasticHosts(nothing, nothing, selector, nothing)
+        hosts = ElasticHosts(nothing, nothing, selector, nothing, 1.0)
         host, now, pauses = ElasticHost("h"), 100.0, []
         for seconds in (5.0, 5.0, 5.0, 5.0, 59.0, 5.0, 5.0, 61.0, 5.0):
             hosts.came(host, {}, now)

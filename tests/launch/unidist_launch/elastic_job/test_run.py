@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -179,6 +180,26 @@ def test_a_stopped_rank_is_found_by_its_silence_and_replaced(start: Start, comma
     assert job.totals() == {total(steps)}
     assert not psutil.pid_exists(stopped)
     assert [event["rank"] for event in job.events("hung")] == [1]
+
+
+@pytest.mark.parametrize(("who", "words"), [("agent", "its agent was stopped"), ("worker", "it has been stopped")])
+def test_one_that_is_stopped_before_its_first_word_is_replaced(
+    start: Start, command: Command, who: str, words: str
+) -> None:
+    def newcomers() -> list[psutil.Process]:
+        found = []
+        for process in psutil.Process(job.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                own = "worker" if "UNIDIST_WORKER" in process.environ() else "agent"
+                found += [process] if own == who else []
+        return found
+
+    with start("-np", "2", "--min-np", "2", steps=20, UNIDIST_HEARTBEAT_SEC="1") as job:
+        assert command.wait_until(newcomers, 30), job.lines
+        newcomers()[0].suspend()
+        assert job.end() == 0, job.lines
+    assert job.totals() == {total(20)}
+    assert any(words in line for line in job.lines), job.lines
 
 
 @pytest.mark.parametrize("who", ["launcher", "everybody"])

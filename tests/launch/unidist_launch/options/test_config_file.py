@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from unidist.errors import ConfigurationError
-from unidist_launch.options.config_file import Kind, read
+from unidist_launch.options.config_file import ValueKind, read
 
 OPTIONS = {
-    "num-proc": Kind.TEXT,
-    "strategy": Kind.TEXT,
-    "timeout": Kind.TEXT,
-    "quiet": Kind.FLAG,
-    "plugin": Kind.LIST,
-    "env": Kind.ENVIRONMENT,
+    "num-proc": ValueKind.TEXT,
+    "strategy": ValueKind.TEXT,
+    "timeout": ValueKind.TEXT,
+    "quiet": ValueKind.FLAG,
+    "plugin": ValueKind.LIST,
+    "env": ValueKind.ENVIRONMENT,
 }
 
 

@@ -63,7 +63,7 @@ class Launch:
         assert wait_until(lambda: all((self.folder / name).exists() for name in names), 60), names
 
     def is_empty(self, *names: str) -> bool:
-        """Say whether nothing but sshd runs on these hosts."""
+        """Return whether nothing but sshd runs on these hosts."""
         return not any(self.hosts.processes(name) for name in names)
 
 

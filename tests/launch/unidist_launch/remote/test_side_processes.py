@@ -85,7 +85,7 @@ class Jobs:
         assert _wait_until(lambda: all((self.folder / f"ready{rank}").exists() for rank in range(4)), 60)
 
     def are_empty(self, *names: str) -> bool:
-        """Say whether nothing but sshd runs on these hosts, soon."""
+        """Return whether nothing but sshd runs on these hosts, soon."""
         return _wait_until(lambda: not any(self.hosts.processes(name) for name in names), 60)
 
 

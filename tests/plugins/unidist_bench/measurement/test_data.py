@@ -9,7 +9,7 @@ from unidist.communicator import ReduceOp
 from unidist.negotiation import Negotiator
 from unidist.testing import ThreadCommunicator, ThreadWorld
 from unidist_bench.collectives import TRAITS, Collective
-from unidist_bench.measurement import Call, Order, Side
+from unidist_bench.measurement import MeasuredCall, MeasurementOrder, Side
 from unidist_bench.measurement.data import count_wrong, make_call, prepare
 from unidist_bench.measurement.ours import CommunicatorSide, NamedSide
 from unidist_bench.sizes import Sizes
@@ -17,14 +17,16 @@ from unidist_bench.sizes import Sizes
 WITH_DATA = [each for each in Collective if TRAITS[each].has_data]
 
 
-def call_of(collective: Collective, comm: ThreadCommunicator, *, dtype: DType, op: ReduceOp, in_place: bool) -> Call:
+def call_of(
+    collective: Collective, comm: ThreadCommunicator, *, dtype: DType, op: ReduceOp, in_place: bool
+) -> MeasuredCall:
     count = 6 * comm.size
     areas = [Buffer.allocate(count * dtype.itemsize, DType.UINT8) for _ in range(2)]
     place = {"rank": comm.rank, "size": comm.size, "root": comm.size - 1}
     return make_call(collective, areas, count, dtype=dtype, op=op, in_place=in_place, **place)
 
 
-def wrong_after(side: Side, call: Call, comm: ThreadCommunicator) -> int:
+def wrong_after(side: Side, call: MeasuredCall, comm: ThreadCommunicator) -> int:
     prepare(call)
     comm.barrier().wait()
     side.operation(call)()
@@ -79,7 +81,7 @@ def test_an_in_place_all_reduce_that_leaves_the_exchange_out_is_found_wrong() ->
 
 
 def test_an_order_arrives_as_it_was_given() -> None:
-    order = Order(
+    order = MeasurementOrder(
         (Collective.ALLREDUCE, Collective.BARRIER),
         Sizes(8, 64, 4.0),
         dtype=DType.BFLOAT16,
@@ -88,20 +90,20 @@ def test_an_order_arrives_as_it_was_given() -> None:
         beside=("gloo",),
         inner=3,
     )
-    assert Order.from_plain(order.plain()) == order
+    assert MeasurementOrder.from_plain(order.plain()) == order
 
 
 def test_areas_are_as_large_and_as_many_as_the_largest_call_needs() -> None:
     sizes = Sizes(8, 1000)
-    assert Order((Collective.ALLREDUCE,), sizes).areas(2) == (1, 512)
-    assert Order((Collective.ALLREDUCE,), sizes, in_place=False).areas(2) == (2, 512)
-    assert Order((Collective.ALLREDUCE, Collective.ALLGATHER), Sizes(8, 8)).areas(4) == (2, 16)
-    assert Order((Collective.BARRIER,), sizes).areas(2) == (0, 0)
+    assert MeasurementOrder((Collective.ALLREDUCE,), sizes).areas(2) == (1, 512)
+    assert MeasurementOrder((Collective.ALLREDUCE,), sizes, in_place=False).areas(2) == (2, 512)
+    assert MeasurementOrder((Collective.ALLREDUCE, Collective.ALLGATHER), Sizes(8, 8)).areas(4) == (2, 16)
+    assert MeasurementOrder((Collective.BARRIER,), sizes).areas(2) == (0, 0)
 
 
 def test_small_sizes_are_called_several_times_and_large_ones_are_repeated_less() -> None:
-    order = Order((Collective.ALLREDUCE,), Sizes(8, 64))
+    order = MeasurementOrder((Collective.ALLREDUCE,), Sizes(8, 64))
     assert order.repetitions(8) == (100, 20)
     assert order.repetitions(100_000_000) == (10, 1)
     assert order.repetitions(0) == (100, 20)
-    assert Order((Collective.ALLREDUCE,), Sizes(8, 64), iterations=7, inner=2).repetitions(8) == (7, 2)
+    assert MeasurementOrder((Collective.ALLREDUCE,), Sizes(8, 64), iterations=7, inner=2).repetitions(8) == (7, 2)

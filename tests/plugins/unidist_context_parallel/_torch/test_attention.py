@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from context_ranks import divided, error_of, on_ranks
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
+from unidist.buffer import Buffer
+from unidist.communicator import Communicator, Work
 from unidist.errors import ConfigurationError
+from unidist.testing import RecordingCommunicator
 from unidist_context_parallel._torch.divided.axis import ContextAxis
 from unidist_context_parallel._torch.divided.tensor import whole
 
@@ -162,6 +166,27 @@ def test_heads_that_do_not_divide_are_named(monkeypatch: pytest.MonkeyPatch) -> 
         return str(caught.value)
 
     assert "exchange=ring" in on_ranks(4, rank)[0]
+
+
+@pytest.mark.parametrize("length", [T, 3])  # with 3 tokens a rank has none
+def test_an_engine_without_messages_shifts_by_its_all_to_all(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    plain = ContextAxis._on
+    monkeypatch.setattr(ContextAxis, "_on", lambda axis, tensor: _WithoutMessages(plain(axis, tensor)))
+    inputs = {"q": Q[:, :, :length], "k": K[:, :, :length], "v": W[:, :, :length]}
+    assert error_of(lambda q, k, v: attend(q, k, v, is_causal=True), inputs, dict.fromkeys(inputs, 2), 2) < 1e-12
+
+
+class _WithoutMessages(RecordingCommunicator):
+    """As NCCL's is."""
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, point_to_point=False)
+
+    def send(self, buffer: Buffer, *, to: int) -> Work:
+        raise AssertionError("it has no messages")
+
+    recv = send
 
 
 def test_what_a_rank_does_not_get_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from unidist_data_service.client import Window
+from unidist_data_service.client import BatchWindow
 
 
 def test_each_worker_has_as_many_batches_under_way_as_allowed() -> None:
-    window = Window([0, 1], ahead=2)
+    window = BatchWindow([0, 1], ahead=2)
     assert [window.choose() for _ in range(5)] == [(0, 0), (1, 1), (2, 0), (3, 1), None]
     window.came(1)
     assert window.choose() == (4, 1)
@@ -14,7 +14,7 @@ def test_each_worker_has_as_many_batches_under_way_as_allowed() -> None:
 
 
 def test_the_others_are_asked_at_once_for_the_batches_of_a_lost_worker() -> None:
-    window = Window([0, 1], ahead=2)
+    window = BatchWindow([0, 1], ahead=2)
     for _ in range(4):
         window.choose()
     assert window.lost(0) == [0, 2]
@@ -24,7 +24,7 @@ def test_the_others_are_asked_at_once_for_the_batches_of_a_lost_worker() -> None
 
 
 def test_batches_are_asked_for_once_and_in_order() -> None:
-    window = Window([3, 5], ahead=3)
+    window = BatchWindow([3, 5], ahead=3)
     asked = []
     for _ in range(20):
         chosen = window.choose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,18 @@ def test_a_batch_comes_back_as_it_was() -> None:
 def test_what_cannot_be_sent_is_named(batch: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         flatten(batch)
+
+
+def test_nothing_is_read_from_the_pipe_of_another_process() -> None:
+    read_end, write_end = os.pipe()
+    try:
+        assert not can_map(f"/proc/self/fd/{read_end}", b"x" * 16)  # empty: it does not wait either
+        os.write(write_end, b"x" * 16)
+        assert not can_map(f"/proc/self/fd/{read_end}", b"x" * 16)
+        assert os.read(read_end, 16) == b"x" * 16
+    finally:
+        os.close(read_end)
+        os.close(write_end)
 
 
 def test_memory_is_used_again_when_nothing_refers_to_it() -> None:

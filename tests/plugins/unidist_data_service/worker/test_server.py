@@ -14,8 +14,9 @@ from typing_extensions import override
 from unidist.jobs.pool import dump_call
 from unidist.negotiation import seal
 from unidist_data_service import DataShard, DataWorkerError
-from unidist_data_service.client import WorkerLink, links
+from unidist_data_service.client import DataWorkerLink, links
 from unidist_data_service.transport import numpy_array
+from unidist_data_service.transport.messages import Define, EndOfPart, Fetch, ReadStream, Request
 from unidist_data_service.worker import PURPOSE, DataWorker, FunctionSource, IndexedSource
 
 _SECRET = b"secret"
@@ -53,18 +54,18 @@ class Asking:
 
     def __init__(self, worker: DataWorker, source: type, *args: Any, readers: dict[int, int] | None = None) -> None:
         self.changed = threading.Condition()
-        self.link = WorkerLink(0, ("127.0.0.1", worker.port), _SECRET, self.changed)
+        self.link = DataWorkerLink(0, ("127.0.0.1", worker.port), _SECRET, self.changed)
         self._tickets = 0
-        told = {"type": "define", "source": "s", "size": len(readers or {}), "tail": "pad", "readers": readers or {}}
+        told = Define("s", len(readers or {}), "pad", readers or {})
         self.link.send(told, bytes(seal(dump_call(source, args, {}), PURPOSE)))
 
-    def ask(self, **message: Any) -> Any:
+    def ask(self, request: Request) -> Any:
         ticket, self._tickets = self._tickets, self._tickets + 1
-        self.link.ask(ticket, {"source": "s", **message})
+        self.link.ask(ticket, request)
         with self.changed:
             assert self.changed.wait_for(lambda: ticket in self.link.replies or self.link.lost, _LIMIT_SEC)
             reply = self.link.replies.pop(ticket)
-        return None if reply.message["type"] == "end" else reply.batch(numpy_array)
+        return None if isinstance(reply.message, EndOfPart) else reply.batch(numpy_array)
 
 
 @pytest.mark.parametrize("maps", [True, False], ids=["memory", "tcp"])
@@ -74,7 +75,7 @@ def test_batches_come_as_they_were_made(worker: DataWorker, maps: bool, monkeypa
     rank = Asking(worker, Squares)
     assert rank.link.uses_memory is maps
     for start in range(20):
-        found = rank.ask(type="fetch", indices=[start, start + 1], seed=start)
+        found = rank.ask(Fetch("s", [start, start + 1], start))
         assert found["squares"].tolist() == [start**2, (start + 1) ** 2]
         assert found["seed"] == start
     rank.link.close()
@@ -83,9 +84,9 @@ def test_batches_come_as_they_were_made(worker: DataWorker, maps: bool, monkeypa
 def test_what_a_dataset_raises_has_the_traceback_of_the_worker(worker: DataWorker) -> None:
     rank = Asking(worker, Squares)
     with pytest.raises(DataWorkerError, match=r"raised ValueError in data worker 0 \(process \d+ at 127") as caught:
-        rank.ask(type="fetch", indices=[13], seed=0)
+        rank.ask(Fetch("s", [13], 0))
     assert 'raise ValueError("thirteen")' in str(caught.value)
-    assert rank.ask(type="fetch", indices=[2], seed=0)["squares"].tolist() == [4]
+    assert rank.ask(Fetch("s", [2], 0))["squares"].tolist() == [4]
     rank.link.close()
 
 
@@ -93,7 +94,7 @@ def test_a_dataset_that_cannot_be_made_is_an_error_of_each_request(worker: DataW
     rank = Asking(worker, Squares, "an argument too many")
     for _ in range(2):
         with pytest.raises(DataWorkerError, match="TypeError"):
-            rank.ask(type="fetch", indices=[1], seed=0)
+            rank.ask(Fetch("s", [1], 0))
     rank.link.close()
 
 
@@ -103,8 +104,7 @@ def test_two_ranks_read_a_stream_in_two_epochs(worker: DataWorker) -> None:
         found: list[list[int]] = [[], []]
         for number in range(6):
             for place, rank in enumerate(ranks):
-                about = {"epoch": epoch, "reader": place, "shard": [0, 1], "round": number}
-                batch = rank.ask(type="next", **about)
+                batch = rank.ask(ReadStream("s", epoch, place, DataShard(0, 1), number))
                 assert (batch is None) == (number >= 4), "requests behind the end are answered, too"
                 if batch is not None:
                     found[place].append(int(batch[0]))

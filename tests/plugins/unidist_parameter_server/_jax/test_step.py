@@ -78,6 +78,12 @@ def test_ranks_are_equal_after_steps_with_backup_workers(jax_pools: PartPools) -
         assert largest_difference(found, first) == 0.0
 
 
+def test_an_evaluation_is_of_the_newest_parameters(jax_pools: PartPools) -> None:
+    (first, has_moved), (second, _) = jax_pools.get(2).run(parameter_server_jax.evaluated_after_pushes_of_the_other)
+    assert first == second
+    assert has_moved
+
+
 def test_a_resumed_training_is_the_one_that_went_on(jax_pools: PartPools, tmp_path: Path) -> None:
     line = "parameter_server=sync:push=delta"
     for message, undisturbed, resumed in jax_pools.get(2).run(

@@ -17,7 +17,7 @@ from unidist.errors import PeerLostError, StalledError
 from unidist_parameter_server.client import RemoteStore
 from unidist_parameter_server.optimizers import Adam, AddDifference, Momentum
 from unidist_parameter_server.store import Contents
-from unidist_parameter_server.store.shards import Shard
+from unidist_parameter_server.store.shards import StoreShard
 
 pytestmark = pytest.mark.parallel
 MakeWorld = Callable[..., RemoteWorld]
@@ -55,7 +55,7 @@ def test_a_push_is_applied_once(make_world: MakeWorld) -> None:
 def test_contents_can_be_filled_and_read_again(make_world: MakeWorld) -> None:
     store = make_world(1, 3, slots=("momentum",)).store(0, meets=False)
 
-    def write(shard: Shard, contents: Contents) -> None:
+    def write(shard: StoreShard, contents: Contents) -> None:
         contents.values[:] = np.arange(shard.begin, shard.begin + shard.count)
         contents.slots[0][:] = shard.begin
         contents.counts[:] = 7
@@ -272,7 +272,7 @@ def test_workers_with_different_models_are_refused(make_world: MakeWorld) -> Non
 
 def test_a_server_with_too_little_memory_says_how_much_it_needs(make_world: MakeWorld) -> None:
     world = make_world(1)
-    huge = Shard(0, world.shards[0].dtype, 0, 1 << 44, ())
+    huge = StoreShard(0, world.shards[0].dtype, 0, 1 << 44, ())
     world.shape = type(world.shape)([huge], 2, 1, 2, False)
     with pytest.raises(Exception, match=r"server 0 on host .* needs 3\.932e\+05 GiB for its part"):
         world.store(0, meets=False)

@@ -10,22 +10,22 @@ import pytest
 from unidist.buffer import DType
 from unidist.errors import StalledError
 from unidist_parameter_server.optimizers import Momentum
-from unidist_parameter_server.server import Segment
+from unidist_parameter_server.server import StoreSegment
 from unidist_parameter_server.server.segment import DeposedError
-from unidist_parameter_server.store.shards import FlatMemory, Slot, cut
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot, cut
 from unidist_parameter_server.wire import SegmentLayout
 
 COUNT = 64
 RULES, PRESENT = [Momentum(1.0)], [True]
 
 
-def segment(num_workers: int = 2, *, needed: int = 0) -> Segment:
-    shards = cut([FlatMemory(DType.FLOAT64, COUNT, (Slot(0, 0, COUNT),))], 256)
+def segment(num_workers: int = 2, *, needed: int = 0) -> StoreSegment:
+    shards = cut([FlatMemory(DType.FLOAT64, COUNT, (ParameterSlot(0, 0, COUNT),))], 256)
     assert len(shards) == 2
-    return Segment(SegmentLayout("name", 0, shards, 0, num_workers, 1, needed, 10, 1))
+    return StoreSegment(SegmentLayout("name", 0, shards, 0, num_workers, 1, needed, 10, 1))
 
 
-def push_together(made: Segment, worker: int, number: int, label: int, value: float, **others: Any) -> bool:
+def push_together(made: StoreSegment, worker: int, number: int, label: int, value: float, **others: Any) -> bool:
     def receive(arrays: Any) -> None:
         for array in arrays:
             array[:] = value

@@ -11,11 +11,14 @@ from unidist.buffer import DType
 from unidist_parameter_server.optimizers import Adagrad, Adam, AddDifference, Momentum, Rule, Velocity
 from unidist_parameter_server.store.applying import apply_change
 from unidist_parameter_server.store.memory import ShardContents
-from unidist_parameter_server.store.shards import FlatMemory, Slot, cut
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot, cut
 
 Array = np.ndarray[Any, Any]
 COUNT = 64
-(SHARD,) = cut([FlatMemory(DType.FLOAT64, COUNT, (Slot(0, 0, 20), Slot(1, 24, 16), Slot(2, 40, 24)))], 1 << 20)
+(SHARD,) = cut(
+    [FlatMemory(DType.FLOAT64, COUNT, (ParameterSlot(0, 0, 20), ParameterSlot(1, 24, 16), ParameterSlot(2, 40, 24)))],
+    1 << 20,
+)
 RULES: list[Rule] = [
     AddDifference(),
     Momentum(0.1, weight_decay=0.1),

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unidist_parameter_server.store.clocks import Clocks, Membership, StepArrivals, listed, waits_for_step
+from unidist_parameter_server.store.clocks import Clocks, StepArrivals, WorkerState, listed, waits_for_step
 
-ACTIVE = Membership.ACTIVE
+ACTIVE = WorkerState.ACTIVE
 
 
 def started(num_workers: int) -> tuple[Clocks, list[int], list[int]]:

@@ -22,22 +22,22 @@ import pytest
 from unidist.buffer import DType
 from unidist_parameter_server.native import IS_BUILT
 from unidist_parameter_server.optimizers import Adam, Momentum, Rule
-from unidist_parameter_server.store import ProcessLocks, Push, SharedStore
+from unidist_parameter_server.store import ProcessLocks, Push, SharedMemoryStore
 from unidist_parameter_server.store.flat import FlatChange, FlatTargets
 from unidist_parameter_server.store.memory import StoreShape, make_arrays
-from unidist_parameter_server.store.shards import FlatMemory, Slot, cut
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot, cut
 
 pytestmark = [pytest.mark.parallel, pytest.mark.skipif(not IS_BUILT, reason="built without a C compiler")]
 
 Array = np.ndarray[Any, Any]
 COUNTS = (700, 5, 1600, 64)
 MEMORIES = [
-    FlatMemory(DType.FLOAT64, 720, (Slot(0, 0, 700), Slot(1, 704, 5))),
-    FlatMemory(DType.FLOAT32, 1664, (Slot(3, 0, 64), Slot(2, 64, 1600))),
+    FlatMemory(DType.FLOAT64, 720, (ParameterSlot(0, 0, 700), ParameterSlot(1, 704, 5))),
+    FlatMemory(DType.FLOAT32, 1664, (ParameterSlot(3, 0, 64), ParameterSlot(2, 64, 1600))),
 ]
 TYPES = ("float64", "float64", "float32", "float32")
 SHARDS = cut(MEMORIES, 4096)  # of more than one block
-LARGE = [FlatMemory(DType.FLOAT64, 40_000, (Slot(0, 0, 40_000),))]
+LARGE = [FlatMemory(DType.FLOAT64, 40_000, (ParameterSlot(0, 0, 40_000),))]
 RULES: list[Rule] = [Adam(0.01), Adam(0.02, weight_decay=0.1, decoupled=True), Momentum(0.1, momentum=0.9), Adam(0.01)]
 processes = multiprocessing.get_context("fork")
 
@@ -79,9 +79,9 @@ class World:
         descriptor, self.path = tempfile.mkstemp()
         os.close(descriptor)
 
-    def store(self, worker: int = 0, *, meets: bool = False) -> SharedStore:
+    def store(self, worker: int = 0, *, meets: bool = False) -> SharedMemoryStore:
         """Return the store of a worker, in its process; meets: when all workers have theirs."""
-        return SharedStore(
+        return SharedMemoryStore(
             self.shape,
             ("mean", "mean_of_squares"),
             memoryview(self.memory),
@@ -122,7 +122,7 @@ def gradient(worker: int, number: int, memories: Sequence[FlatMemory] = MEMORIES
     return [chance.standard_normal(each.count).astype(each.dtype.value) for each in memories]
 
 
-def pushed_one_by_one(store: SharedStore, push: Push) -> None:
+def pushed_one_by_one(store: SharedMemoryStore, push: Push) -> None:
     """Push to single shards, through Python."""
     change = push.change
     by_shard = Push(**{**vars(push), "change": lambda shard: change(shard).copy()})
@@ -130,7 +130,7 @@ def pushed_one_by_one(store: SharedStore, push: Push) -> None:
         store.push(index, by_shard)
 
 
-def everything(store: SharedStore) -> list[Array]:
+def everything(store: SharedMemoryStore) -> list[Array]:
     """Return copies of all that the store has of the shards."""
     found: list[Array] = []
     for index in range(len(store.shards)):

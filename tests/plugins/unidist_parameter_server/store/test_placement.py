@@ -6,15 +6,15 @@ import pytest
 
 from unidist.buffer import DType
 from unidist_parameter_server.store.placement import assign
-from unidist_parameter_server.store.shards import FlatMemory, Slot, cut
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot, cut
 
 
 @pytest.mark.parametrize("num_servers", [1, 2, 3, 7])
 @pytest.mark.parametrize("count", [1, 100, 12_345])
 def test_every_shard_is_on_one_server_and_none_has_much_more_than_its_part(num_servers: int, count: int) -> None:
     memories = [
-        FlatMemory(DType.FLOAT32, count, (Slot(0, 0, count),)),
-        FlatMemory(DType.FLOAT64, 500, (Slot(1, 0, 500),)),
+        FlatMemory(DType.FLOAT32, count, (ParameterSlot(0, 0, count),)),
+        FlatMemory(DType.FLOAT64, 500, (ParameterSlot(1, 0, 500),)),
     ]
     shards = cut(memories, 1024)
     parts = assign(shards, num_servers)
@@ -24,5 +24,5 @@ def test_every_shard_is_on_one_server_and_none_has_much_more_than_its_part(num_s
 
 
 def test_more_servers_than_shards_leave_some_without_any() -> None:
-    shards = cut([FlatMemory(DType.FLOAT32, 10, (Slot(0, 0, 10),))], 1024)
+    shards = cut([FlatMemory(DType.FLOAT32, 10, (ParameterSlot(0, 0, 10),))], 1024)
     assert sum(len(part) for part in assign(shards, 3)) == 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unidist.buffer import DType
 from unidist.errors import ConfigurationError
-from unidist_parameter_server.store.shards import FlatMemory, Slot, cut, size_in_bytes
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot, cut, size_in_bytes
 
 
 @st.composite
@@ -20,7 +20,7 @@ def memories(draw: st.DrawFn) -> list[FlatMemory]:
     for dtype in (DType.FLOAT32, DType.FLOAT64)[: draw(st.integers(1, 2))]:
         slots, end = [], 0
         for count in draw(st.lists(st.integers(0, 300), max_size=8)):
-            slots.append(Slot(number, end, count))
+            slots.append(ParameterSlot(number, end, count))
             end += -(-count // 16) * 16
             number += 1
         made.append(FlatMemory(dtype, end, tuple(reversed(slots))))

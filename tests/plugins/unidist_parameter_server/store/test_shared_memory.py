@@ -20,15 +20,15 @@ import pytest
 from unidist.buffer import DType
 from unidist.errors import PeerLostError, StalledError
 from unidist_parameter_server.optimizers import Adam, AddDifference, Momentum, Rule
-from unidist_parameter_server.store import Contents, ProcessLocks, Push, SharedStore
+from unidist_parameter_server.store import Contents, ProcessLocks, Push, SharedMemoryStore
 from unidist_parameter_server.store.memory import StoreShape, make_arrays
-from unidist_parameter_server.store.shards import FlatMemory, Shard, Slot, cut
+from unidist_parameter_server.store.shards import FlatMemory, ParameterSlot, StoreShard, cut
 
 pytestmark = pytest.mark.parallel
 
 Array = np.ndarray[Any, Any]
 COUNT = 1000
-MEMORY = FlatMemory(DType.FLOAT64, COUNT, (Slot(0, 0, 600), Slot(1, 600, 400)))
+MEMORY = FlatMemory(DType.FLOAT64, COUNT, (ParameterSlot(0, 0, 600), ParameterSlot(1, 600, 400)))
 LONG = timedelta(seconds=60)
 processes = multiprocessing.get_context("fork")
 
@@ -70,9 +70,9 @@ class World:
         self.results: Any = processes.Queue()
         self.running: list[Any] = []
 
-    def store(self, worker: int, *, meets: bool = True) -> SharedStore:
+    def store(self, worker: int, *, meets: bool = True) -> SharedMemoryStore:
         """Return the store of a worker, in its process."""
-        return SharedStore(
+        return SharedMemoryStore(
             self.shape,
             self.slots,
             memoryview(self.memory),
@@ -83,7 +83,7 @@ class World:
             timeout=self.timeout,
         )
 
-    def start(self, worker: int, function: Callable[[SharedStore], Any], *, meets: bool = True) -> Any:
+    def start(self, worker: int, function: Callable[[SharedMemoryStore], Any], *, meets: bool = True) -> Any:
         """Run a function with a worker's store in a process of its own."""
 
         def run() -> None:
@@ -97,7 +97,7 @@ class World:
         self.running.append(process)
         return process
 
-    def run(self, function: Callable[[SharedStore], Any]) -> list[Any]:
+    def run(self, function: Callable[[SharedMemoryStore], Any]) -> list[Any]:
         """Run a function on all workers, and return what each has returned, or raised."""
         for worker in range(self.shape.num_workers):
             self.start(worker, function)
@@ -143,7 +143,7 @@ def push_of(worker: int, number: int, rule: Rule, **others: Any) -> Push:
     return Push(number, lambda shard: values[shard.begin : shard.begin + shard.count], [rule] * 2, [True] * 2, **others)
 
 
-def values_of(store: SharedStore) -> Array:
+def values_of(store: SharedMemoryStore) -> Array:
     found = np.empty(COUNT)
     for index, shard in enumerate(store.shards):
         store.read(
@@ -201,7 +201,7 @@ def test_the_final_values_are_those_of_the_logged_pushes_in_their_order(make_wor
     world = make_world(3, ("momentum",), log_length=200)
     rule = Momentum(0.01, momentum=0.9)
 
-    def work(store: SharedStore) -> tuple[Array, list[list[tuple[int, int]]]]:
+    def work(store: SharedMemoryStore) -> tuple[Array, list[list[tuple[int, int]]]]:
         for number in range(1, 31):
             for index in range(len(store.shards)):
                 store.push(index, push_of(store.worker, number, rule, factor=1 / 3))
@@ -224,7 +224,7 @@ def test_a_synchronous_step_applies_the_mean_in_the_same_bits_every_time(make_wo
     def train() -> Array:
         world = make_world(3, ("momentum",), together=True)
 
-        def work(store: SharedStore) -> Array:
+        def work(store: SharedMemoryStore) -> Array:
             for number in range(1, 16):
                 assert store.push_together(push_of(store.worker, number, rule), number - 1, waits=True)
                 assert store.version == number
@@ -247,7 +247,7 @@ def test_with_backup_workers_the_first_gradients_count(make_world: Callable[...,
     world = make_world(3, together=True, backup=1)
     rule = Momentum(1.0)
 
-    def work(store: SharedStore) -> tuple[bool, Array]:
+    def work(store: SharedMemoryStore) -> tuple[bool, Array]:
         if store.worker == 1:
             deadline = time.monotonic() + 60
             while store.version < 1:
@@ -265,7 +265,7 @@ def test_with_backup_workers_the_first_gradients_count(make_world: Callable[...,
 def test_a_fast_worker_is_at_most_the_bound_ahead_of_a_slow_one(make_world: Callable[..., World]) -> None:
     world = make_world(2)
 
-    def work(store: SharedStore) -> list[int]:
+    def work(store: SharedMemoryStore) -> list[int]:
         ahead = []
         for _ in range(20):
             deadline = time.monotonic() + 60
@@ -285,7 +285,7 @@ def test_a_fast_worker_is_at_most_the_bound_ahead_of_a_slow_one(make_world: Call
 def test_who_is_lost_is_not_waited_for_under_a_bound(make_world: Callable[..., World]) -> None:
     world = make_world(2)
 
-    def work(store: SharedStore) -> int:
+    def work(store: SharedMemoryStore) -> int:
         if store.worker == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(10):
@@ -300,7 +300,7 @@ def test_who_is_lost_is_not_waited_for_under_a_bound(make_world: Callable[..., W
 def test_a_synchronous_step_says_who_was_lost(make_world: Callable[..., World]) -> None:
     world = make_world(2, together=True)
 
-    def work(store: SharedStore) -> None:
+    def work(store: SharedMemoryStore) -> None:
         if store.worker == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         store.push_together(push_of(store.worker, 1, Momentum(1.0)), 0, waits=True)
@@ -317,7 +317,7 @@ def test_a_synchronous_step_says_who_was_lost(make_world: Callable[..., World]) 
 def test_who_waits_too_long_says_for_whom(make_world: Callable[..., World], together: bool) -> None:
     world = make_world(2, together=together, timeout=timedelta(seconds=0.5))
 
-    def work(store: SharedStore) -> None:
+    def work(store: SharedMemoryStore) -> None:
         if store.worker == 1:
             time.sleep(30)
         elif together:
@@ -337,10 +337,10 @@ def test_who_waits_too_long_says_for_whom(make_world: Callable[..., World], toge
 def test_who_waits_for_the_lock_of_a_stopped_worker_says_so(make_world: Callable[..., World]) -> None:
     world = make_world(2, timeout=timedelta(seconds=0.5))
 
-    def work(store: SharedStore) -> None:
+    def work(store: SharedMemoryStore) -> None:
         if store.worker == 1:
 
-            def stop(shard: Shard) -> Array:
+            def stop(shard: StoreShard) -> Array:
                 world.barrier.wait(60)
                 os.kill(os.getpid(), signal.SIGSTOP)
                 return np.zeros(shard.count)
@@ -364,7 +364,7 @@ def test_a_worker_that_is_killed_leaves_no_torn_shard_and_no_lock(make_world: Ca
     chance = random.Random(0)
     ends = processes.Event()
 
-    def steady(store: SharedStore) -> int:
+    def steady(store: SharedMemoryStore) -> int:
         number = 0
         while not ends.is_set():
             number += 1
@@ -373,7 +373,7 @@ def test_a_worker_that_is_killed_leaves_no_torn_shard_and_no_lock(make_world: Ca
             store.finish_step(5)
         return number
 
-    def victim(store: SharedStore) -> None:
+    def victim(store: SharedMemoryStore) -> None:
         number = max(store.last_pushes())  # what was not acknowledged is pushed again under a new number
         while True:
             number += 1
@@ -423,7 +423,7 @@ def test_the_memory_is_as_large_as_its_arrays() -> None:
 def test_contents_can_be_filled_and_read_again(make_world: Callable[..., World]) -> None:
     store = make_world(1, ("momentum",)).store(0, meets=False)
 
-    def write(shard: Shard, contents: Contents) -> None:
+    def write(shard: StoreShard, contents: Contents) -> None:
         contents.values[:] = np.arange(shard.begin, shard.begin + shard.count)
         contents.slots[0][:] = shard.begin
         contents.counts[:] = 7

@@ -8,7 +8,7 @@ from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.dualpipe import dualpipev
 from unidist_pipeline.schedules.facts import made_by, needed_by
 from unidist_pipeline.schedules.model import Action, ActionKind, PipelineSize, Schedule
-from unidist_pipeline.schedules.playback import Step, play
+from unidist_pipeline.schedules.playback import PlaybackStep, play
 from unidist_pipeline.schedules.v_shape import zbv
 from unidist_pipeline.schedules.validation import validate
 from unidist_pipeline.simulation.costs import Costs
@@ -30,9 +30,9 @@ def longest_idle_in_whole_pairs(schedule: Schedule, forward: float, weight: floa
     def needs(action: Action) -> tuple[tuple[str, int, int], ...]:
         return needed_by(action, schedule.placement, by_message=False)
 
-    ranks: list[list[Step]] = []
+    ranks: list[list[PlaybackStep]] = []
     for rank, actions in enumerate(schedule.compute()):
-        steps: list[Step] = []
+        steps: list[PlaybackStep] = []
         left = list(actions)
         apart = rank == schedule.num_ranks - 1  # the source leaves the first pair of the last rank apart
         while left:
@@ -45,11 +45,11 @@ def longest_idle_in_whole_pairs(schedule: Schedule, forward: float, weight: floa
             if paired and not apart:
                 other = left.pop(0)
                 together = times[action.kind] + times[other.kind]
-                steps.append(Step((*needs(action), *needs(other)), None, together))
-                steps += [Step((), made_by(action)), Step((), made_by(other))]
+                steps.append(PlaybackStep((*needs(action), *needs(other)), None, together))
+                steps += [PlaybackStep((), made_by(action)), PlaybackStep((), made_by(other))]
             else:
                 apart = apart and not paired
-                steps.append(Step(needs(action), made_by(action), times[action.kind]))
+                steps.append(PlaybackStep(needs(action), made_by(action), times[action.kind]))
         ranks.append(steps)
     played = play(ranks)
     assert not played.stuck

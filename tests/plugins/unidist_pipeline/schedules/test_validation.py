@@ -126,7 +126,7 @@ def test_a_schedule_that_lacks_or_repeats_any_action_is_invalid(valid: Schedule,
 @settings(max_examples=150, deadline=None)
 def test_a_schedule_in_another_order_is_refused_or_runs_to_its_end(valid: Schedule, data: st.DataObject) -> None:
     """No order makes validation or simulation hang or fail in another way than they should."""
-    from unidist_pipeline.schedules.execution_model import Messages
+    from unidist_pipeline.schedules.execution_model import MessageMode
     from unidist_pipeline.simulation.simulator import simulate
 
     rank = data.draw(st.integers(0, valid.num_ranks - 1))
@@ -136,6 +136,6 @@ def test_a_schedule_in_another_order_is_refused_or_runs_to_its_end(valid: Schedu
         validate(changed)
     except ScheduleError:
         return
-    for messages in Messages:
+    for messages in MessageMode:
         simulation = simulate(changed, messages=messages)
         assert [len(ends) for ends in simulation.ends] == [len(listed) for listed in changed.ranks]

@@ -11,7 +11,7 @@ from tests.plugins.unidist_pipeline.sizes import all_schedules
 from unidist.errors import ConfigurationError
 from unidist_pipeline.schedules.builder import complete, with_gathers
 from unidist_pipeline.schedules.classic import gpipe, interleaved, one_forward_one_backward
-from unidist_pipeline.schedules.execution_model import Messages
+from unidist_pipeline.schedules.execution_model import MessageMode
 from unidist_pipeline.schedules.model import COMPUTE, Action, ActionKind, PipelineSize, Schedule, ScheduleError
 from unidist_pipeline.schedules.validation import validate
 from unidist_pipeline.simulation.costs import Costs
@@ -79,7 +79,7 @@ def test_whoever_waits_more_is_never_quicker() -> None:
     costs = Costs(forward=1, backward=1.5, message=0.5)
     slower = 0
     for schedule in all_schedules(ranks=(4,), microbatches=(3, 8)):
-        free, buffered, both = (simulate(schedule, costs, messages=each).makespan for each in Messages)
+        free, buffered, both = (simulate(schedule, costs, messages=each).makespan for each in MessageMode)
         assert free <= buffered + 1e-9
         assert buffered <= both + 1e-9
         slower += free < both

@@ -13,7 +13,7 @@ from unidist.cost_model.cluster import Cluster
 from unidist.cost_model.efficiency import Efficiency
 from unidist.errors import ConfigurationError
 from unidist_planner.memory.transformer import Transformer
-from unidist_planner.step_time.fit import Run, fitted, read_runs
+from unidist_planner.step_time.fit import MeasuredRun, fitted, read_runs
 from unidist_planner.step_time.transformer import TransformerWork
 
 WORK = TransformerWork(Transformer(12, 1024, 8000, 512, heads=16), batch=64, precision="fp16")
@@ -21,9 +21,11 @@ GIVEN = replace(A100, overlap=0.0)
 LINES = ("", "zero=2", "tensor=8", "accumulate=4,activations=recompute")
 
 
-def measured(cluster: Cluster, *lines: str, ranks: int = 16) -> list[Run]:
+def measured(cluster: Cluster, *lines: str, ranks: int = 16) -> list[MeasuredRun]:
     """Runs on machines as `cluster` describes them."""
-    return [Run(line, ranks, 64, predicted(line, problem(WORK, ranks, cluster=cluster)).seconds) for line in lines]
+    return [
+        MeasuredRun(line, ranks, 64, predicted(line, problem(WORK, ranks, cluster=cluster)).seconds) for line in lines
+    ]
 
 
 def test_one_run_tells_how_fast_ranks_compute() -> None:
@@ -82,7 +84,7 @@ def test_runs_are_read_with_the_steps_of_their_tracks(tmp_path: Path) -> None:
     path.write_text(
         json.dumps([{"ranks": 8, "track": "one.csv"}, {"strategy": "zero=2", "ranks": 4, "batch": 32, "seconds": 2}])
     )
-    assert read_runs(path, 64) == (Run("", 8, 64, pytest.approx(0.25)), Run("zero=2", 4, 32, 2.0))
+    assert read_runs(path, 64) == (MeasuredRun("", 8, 64, pytest.approx(0.25)), MeasuredRun("zero=2", 4, 32, 2.0))
 
 
 @pytest.mark.parametrize(

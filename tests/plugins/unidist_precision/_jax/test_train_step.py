@@ -131,7 +131,7 @@ def test_it_learns_as_in_32_bits(line: str, jax_pools: PartPools) -> None:
 
 
 def resume(strategy: str, folder: str) -> bool:
-    """Save in the middle; say whether a step that loads it goes on as if nothing had been, and plain ones load it."""
+    """Save in the middle; return whether a step resumes from it exactly, and a plain one has its master weights."""
     ud.init()
     try:
 

@@ -115,6 +115,7 @@ PROGRAMS: dict[str, Callable[[Params], Any]] = {
     "inner jit": lambda p: jax.jit(lambda w, v: jnp.tanh(w * v) @ w)(p["w"], p["v"]),
     "vmap": lambda p: jax.vmap(lambda row, x: jnp.tanh(row @ p["w"]) * x)(p["w"], p["v"]),
     "a rule that needs sums": lambda p: _normalized(p["w"]) * p["v"],
+    "a rule with a number that is no argument": lambda p: _scaled(p["w"]) * p["v"],
     "a gradient inside": lambda p: jax.grad(lambda w: jnp.sum(jnp.tanh(X @ w) ** 2))(p["w"]) * p["v"],
     "one result unused": lambda p: jnp.linalg.eigh(p["w"] @ p["w"].T)[0],
     "unused": lambda p: p["v"],
@@ -132,6 +133,21 @@ def _normalized_rule(primals: Any, tangents: Any) -> Any:
     (x,), (dx,) = primals, tangents
     size = jnp.sqrt(jnp.sum(x**2))
     return x / size, 3.0 * dx / size - x * jnp.sum(x * dx) / size**3  # not the true one, so that leaving it out shows
+
+
+def _scaled(x: Any) -> Any:
+    with jax.ensure_compile_time_eval():
+        factor = jnp.asarray(0.7)
+
+    @jax.custom_jvp
+    def scaled(x: Any) -> Any:
+        return jnp.sin(x) * factor
+
+    @scaled.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        return scaled(*primals), 3.0 * tangents[0] * factor
+
+    return scaled(x)
 
 
 CUTS = {"uneven columns": {"w": Cut.of(1, [4, 4], 2), "v": Cut(0, ((5, 3),))}}

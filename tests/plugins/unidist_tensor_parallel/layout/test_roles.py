@@ -10,8 +10,8 @@ import pytest
 
 from unidist.errors import ConfigurationError
 from unidist_tensor_parallel.layout.roles import (
-    Kind,
-    Layer,
+    CuttableLayer,
+    LayerKind,
     Role,
     assign,
     automatic,
@@ -66,8 +66,8 @@ def test_the_first_pattern_that_matches_counts_and_each_must_match() -> None:
         assign({"blocks.*.kqv": Role.QKV}, PATHS)
 
 
-def linear(path: str, inputs: int, outputs: int, feeds: tuple[str, ...] | None = ("",)) -> Layer:
-    return Layer(path, Kind.LINEAR, inputs, outputs, feeds)
+def linear(path: str, inputs: int, outputs: int, feeds: tuple[str, ...] | None = ("",)) -> CuttableLayer:
+    return CuttableLayer(path, LayerKind.LINEAR, inputs, outputs, feeds)
 
 
 def test_pairs_of_linear_layers_are_columns_and_rows() -> None:
@@ -116,15 +116,15 @@ def test_pairs_that_cut_shared_weights_in_the_same_way_are_cut() -> None:
 def test_too_few_units_are_named() -> None:
     pair = [linear("a", 4, 2, ("b",)), linear("b", 2, 4)]
     assert "2 hidden units are fewer than the 3 ranks" in automatic(pair, 3).reasons["a"]
-    attention = Layer("attention", Kind.ATTENTION, 8, 8, units=2)
+    attention = CuttableLayer("attention", LayerKind.ATTENTION, 8, 8, units=2)
     assert automatic([attention], 2).roles == {"attention": Role.ATTENTION}
     assert "2 heads" in automatic([attention], 3).reasons["attention"]
     assert automatic([replace(attention, whole_because="why")], 2).reasons == {"attention": "why"}
 
 
 def test_a_vocabulary_is_an_embedding_that_an_output_layer_shares_or_mirrors() -> None:
-    embedding = Layer("embed", Kind.EMBEDDING, 50, 8, weight=1)
-    position = Layer("position", Kind.EMBEDDING, 16, 8, weight=2)
+    embedding = CuttableLayer("embed", LayerKind.EMBEDDING, 50, 8, weight=1)
+    position = CuttableLayer("position", LayerKind.EMBEDDING, 16, 8, weight=2)
     tied = replace(linear("head", 8, 50), weight=1)
     found = automatic([embedding, position, tied], 2)
     assert found.roles == {"embed": Role.VOCABULARY, "head": Role.VOCABULARY}

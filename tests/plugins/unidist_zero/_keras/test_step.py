@@ -210,7 +210,7 @@ def test_variables_of_16_bits_are_updated_in_32(strategy: str) -> None:
 
 
 def is_in_file(variable: Any) -> bool:
-    """Say whether a variable's memory is that of a file that has been removed."""
+    """Return whether a variable's memory is that of a file that has been removed."""
     address = address_of(array_of(tf.convert_to_tensor(variable)))
     for line in Path("/proc/self/maps").read_text().splitlines():
         begin, end = (int(text, 16) for text in line.split(maxsplit=1)[0].split("-"))

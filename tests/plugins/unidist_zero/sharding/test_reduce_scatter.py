@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -12,7 +14,7 @@ from engine_pools import EnginePool
 
 from unidist.algorithms._reduce import reduce_into, scale_in_place
 from unidist.buffer import HOST, Buffer, DType
-from unidist.communicator import Communicator, ReduceOp
+from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo, plan_buckets
 from unidist.gradients.interface import NOTICE_BYTES
@@ -294,9 +296,35 @@ def test_a_gradient_that_becomes_ready_twice_is_an_error() -> None:
     on_ranks(1, main)
 
 
-def many_buckets(communicator: Communicator, keeps_buckets: bool) -> tuple[int, int, bool]:
+class Queueing(RecordingCommunicator):
+    """One whose waits order a queue: what it is asked for is not done as long as nobody waits for it."""
+
+    def __init__(self, inner: Communicator) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, waits_in_queue=True)
+
+    def reducescatter(self, source: Buffer, target: Buffer, **options: Any) -> Work:
+        return Queued(super().reducescatter(source, target, **options))
+
+
+class Queued(Work):
+    """See `Queueing`."""
+
+    def __init__(self, inner: Work) -> None:
+        self._inner = inner
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        self._inner.wait(timeout)
+
+    def done(self) -> bool:
+        return False
+
+
+def many_buckets(
+    communicator: Communicator, keeps_buckets: bool, *, waits_in_queue: bool = False
+) -> tuple[int, int, bool]:
     """Exchange 200 buckets; return how many are posted before `finish`, the most in memory, and if sums are right."""
-    recorder = RecordingCommunicator(communicator)
+    recorder = (Queueing if waits_in_queue else RecordingCommunicator)(communicator)
     parameters = [ParameterInfo(f"p{index}", (8,), DType.FLOAT64) for index in range(200)]
     exchange = exchange_over(recorder, keeps_buckets=keeps_buckets, bucket_bytes=1, parameters=parameters)
     most = 0
@@ -329,6 +357,12 @@ def test_many_buckets_overlap_and_two_of_them_are_in_memory(
     monkeypatch.setattr("unidist_zero.sharding.reduce_scatter.PATIENCE_SEC", 30.0)
     for outcome in on_ranks(2, lambda communicator: many_buckets(communicator, keeps_buckets)):
         assert outcome == (199, 0 if keeps_buckets else 2, True)
+
+
+def test_memory_is_used_again_at_once_where_a_wait_orders_a_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unidist_zero.sharding.reduce_scatter.PATIENCE_SEC", 0.0)  # nobody asks whether it is done
+    for outcome in on_ranks(2, lambda communicator: many_buckets(communicator, False, waits_in_queue=True)):
+        assert outcome == (199, 2, True)
 
 
 @STAGES

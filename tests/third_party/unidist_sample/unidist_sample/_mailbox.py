@@ -164,6 +164,8 @@ class Mailbox:
         while source in self._live:
             try:
                 packet, descriptors, _, _ = socket.recv_fds(self._peers[source], _MAX_PACKET, 1)
+                if not packet:  # a last packet may come between the kernel's look into the queue and its "ended"
+                    packet, descriptors, _, _ = socket.recv_fds(self._peers[source], _MAX_PACKET, 1)
             except BlockingIOError:
                 break
             except ConnectionResetError:  # reported once, before the packets that are still there

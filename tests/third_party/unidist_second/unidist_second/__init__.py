@@ -1,7 +1,7 @@
 """numpy as a framework, which trains under unidist's own strategies, and strategies: a small ZeRO, local SGD.
 
-Scripts use `distribute`, `SGD` and a `Model`. They are imported when they are used: every process that uses unidist
-imports this package, for its plugin.
+Scripts use `distribute` or `TrainStep`, `SGD`, a `Model`, `save` and `load`, and `ArrayState` in elastic jobs. They are
+imported when they are used: every process that uses unidist imports this package, for its plugin.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unidist_second.checkpoint import ArrayState, load, save
     from unidist_second.models import SGD, Model
-    from unidist_second.training import distribute
+    from unidist_second.training import TrainStep, distribute
 
-__all__ = ["SGD", "Model", "distribute"]
+__all__ = ["SGD", "ArrayState", "Model", "TrainStep", "distribute", "load", "save"]
 
-_MODULES = {"SGD": "models", "Model": "models", "distribute": "training"}
+_MODULES = {
+    **dict.fromkeys(("ArrayState", "load", "save"), "checkpoint"),
+    **dict.fromkeys(("SGD", "Model"), "models"),
+    **dict.fromkeys(("TrainStep", "distribute"), "training"),
+}
 
 
 def __getattr__(name: str) -> object:

@@ -47,6 +47,11 @@ class SGD:
         self.velocities: dict[str, Array] = {}
         self.binding: Binding | None = None
 
+    @property
+    def _unidist(self) -> Binding | None:
+        """Where unidist looks for the binding of an optimizer."""
+        return self.binding
+
     def step(self, gradients: Mapping[str, Array]) -> None:
         """Update every parameter that has a gradient; once it is distributed, with those of all ranks."""
         if self.binding is not None:

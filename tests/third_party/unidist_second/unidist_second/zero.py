@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unidist.buffer import Buffer
+from unidist.checkpoint.format import Part
 from unidist.errors import ConfigurationError
+from unidist_arrays.memory import array_of_buffer
 from unidist_second.binding import NumpyInnerStep
-from unidist_second.framework import array_of
 from unidist_zero import ZeroBinding
 from unidist_zero.sharding import Piece, ReduceScatterExchange, ShardGather
 
@@ -53,16 +54,36 @@ class PiecesStep(NumpyInnerStep):
     def __init__(self, optimizer: SGD, plain: type[SGD], update: Update) -> None:
         self._optimizer, self._update = optimizer, update
         self._velocities: dict[Piece, Array] = {}
-        self._gather: ShardGather | None = None
+        self._made_for: ReduceScatterExchange | None = None
+
+    @property
+    def _exchange(self) -> ReduceScatterExchange:
+        """The exchange of this generation, whose partition says which pieces are this rank's."""
+        (exchange,) = self._update.exchanges
+        assert isinstance(exchange, ReduceScatterExchange)
+        return exchange
+
+    def velocities(self, *, make: bool) -> list[tuple[str, Part, Array]]:
+        """See `NumpyInnerStep.velocities`."""
+        exchange, parameters = self._exchange, list(self._optimizer.parameters.items())
+        if make:
+            own = (exchange.shard_groups[bucket.memory].communicator.rank for bucket in exchange.partition.buckets)
+            mine = {piece for rank in set(own) for piece in exchange.partition.pieces(rank) if piece.count}
+            self._velocities = {each: np.zeros(each.count, parameters[each.parameter][1].dtype) for each in mine}
+        found = []
+        for piece, velocity in self._velocities.items():
+            name, parameter = parameters[piece.parameter]
+            found.append((name, Part.flat(parameter.shape, piece.start, piece.start + piece.count), velocity))
+        return found
 
     def step(self, present: Sequence[bool]) -> None:
         """Update this rank's pieces; then bring every parameter up to date."""
-        (exchange,) = self._update.exchanges
-        assert isinstance(exchange, ReduceScatterExchange)
+        exchange = self._exchange
         partition = exchange.partition
-        if self._gather is None:
+        if self._made_for is not exchange:
             self._memory = [exchange.allocate(bucket.count, bucket) for bucket in partition.buckets]
             self._gather = ShardGather(partition, self._memory, exchange.shard_groups)
+            self._made_for = exchange
         flat = [parameter.reshape(-1) for parameter in self._optimizer.parameters.values()]
         for number, bucket in enumerate(partition.buckets):
             rank = exchange.shard_groups[bucket.memory].communicator.rank
@@ -85,4 +106,4 @@ class PiecesStep(NumpyInnerStep):
 
 
 def _part(memory: Buffer, offset: int, piece: Piece) -> Array:
-    return array_of(memory.slice(offset, piece.count))
+    return array_of_buffer(memory.slice(offset, piece.count))

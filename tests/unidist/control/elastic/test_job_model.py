@@ -2,9 +2,9 @@
 
 The states of a worker, and what takes it from one to the next (docs/internals.md has the picture):
 
-    starting -> waiting      it connects, and says `ready`
-    waiting  -> training     it gets `assign`
-    training -> waiting      a peer is lost, the generation ends, or a commit after `change`
+    starting -> waiting      it connects, and says `Ready`
+    waiting  -> training     it gets `Assign`
+    training -> waiting      a peer is lost, the generation ends, or a commit after `Change`
     waiting  -> dismissed    it was to leave, and has handed on what it had
     any      -> dead         it is killed
 
@@ -24,6 +24,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.unidist.control.elastic.test_resumable_coordinator import ResumableDesk
 from unidist.control.elastic.membership import NO_STATE
+from unidist.control.messages import (
+    Assign,
+    Change,
+    Dismissed,
+    Failed,
+    Leaving,
+    Ready,
+    Standby,
+    Welcome,
+    WorldEnded,
+)
 
 MOST_WORKERS = 7
 MOST_RANKS = 4
@@ -103,7 +114,7 @@ class ElasticJobModel(RuleBasedStateMachine):
         if sum(self.may_leave(number) for number in self.workers) > 1:
             for number in self.one_of(choice, self.may_leave):
                 self.workers[number].is_leaving = True
-                self.desk.say(number, "leaving")
+                self.desk.say(number, Leaving())
 
     def may_leave(self, number: int) -> bool:
         return self.workers[number].state in LIVE and not self.workers[number].is_leaving
@@ -134,19 +145,21 @@ class ElasticJobModel(RuleBasedStateMachine):
         worker = self.workers[number]
         message = self.desk.sent[number][worker.num_read]
         worker.num_read += 1
-        kind = message["type"]
-        if kind == "assign" and worker.state == "waiting":
-            worker.state, worker.generation, worker.size = "training", message["generation"], message["place"][1]
-            worker.needs_sync, worker.world_progress = message["needs_sync"], message["progress"]
-            worker.wants_change = False
-        elif kind == "change" and message["generation"] == worker.generation:
-            worker.wants_change = True
-        elif kind == "ended" and worker.state == "training" and message["generation"] == worker.generation:
-            self.comes_back(number, message["text"])
-        elif kind == "dismissed" or (kind == "failed" and worker.is_leaving):  # the first was lost with its launcher
-            worker.state = "dismissed"
-        else:
-            assert kind in ("welcome", "standby", "assign", "change", "ended"), message
+        match message:
+            case Assign(generation, place, progress, needs_sync) if worker.state == "waiting":
+                worker.state, worker.generation, worker.size = "training", generation, place.world_size
+                worker.needs_sync, worker.world_progress = needs_sync, progress
+                worker.wants_change = False
+            case Change(generation) if generation == worker.generation:
+                worker.wants_change = True
+            case WorldEnded(generation, text) if worker.state == "training" and generation == worker.generation:
+                self.comes_back(number, text)
+            case Dismissed():
+                worker.state = "dismissed"
+            case Failed() if worker.is_leaving:  # `Dismissed` was lost with its launcher
+                worker.state = "dismissed"
+            case _:
+                assert isinstance(message, (Welcome, Standby, Assign, Change, WorldEnded)), message
 
     def has_message(self, number: int) -> bool:
         worker = self.workers[number]
@@ -190,12 +203,11 @@ class ElasticJobModel(RuleBasedStateMachine):
     def comes_back(self, number: int, reason: str) -> None:
         worker = self.workers[number]
         worker.state = "waiting"
-        ready = self.ready(worker, reason)
-        self.desk.say(number, ready.pop("type"), **ready)
+        self.desk.say(number, self.ready(worker, reason))
 
     @staticmethod
-    def ready(worker: ModelWorker, reason: str) -> dict[str, Any]:
-        return {"type": "ready", "generation": worker.generation, "progress": worker.progress, "reason": reason}
+    def ready(worker: ModelWorker, reason: str) -> Ready:
+        return Ready(worker.generation, worker.progress, reason, 600.0)
 
     # What there is
 

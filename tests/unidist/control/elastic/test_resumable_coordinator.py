@@ -12,9 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unidist.control.elastic.test_coordinator import AGENT, Desk
+from tests.unidist.control.test_coordinator import host_facts
 from unidist.control.coordinator import HostLost
 from unidist.control.elastic.membership import Membership, Phase
 from unidist.control.elastic.resumable_coordinator import ResumableCoordinator, Snapshot
+from unidist.control.messages import (
+    Assign,
+    Change,
+    Dismissed,
+    Failed,
+    Leaving,
+    Output,
+    Ready,
+    Welcome,
+    WorkerBeat,
+    WorkerHere,
+    WorldEnded,
+)
 from unidist.control.service import Action, Publish
 
 PATIENCE_SEC = 60.0
@@ -40,7 +54,7 @@ class ResumableDesk(Desk):
         super().__init__(first=first)
         self._replace(coordinator(first))
         self.do(self.coordinator.expect_hosts(1))
-        self.say(AGENT, "agent", host=0)
+        self.say(AGENT, host_facts(0))
 
     def do(self, actions: Iterable[Action]) -> None:
         decided = list(actions)
@@ -61,23 +75,22 @@ class ResumableDesk(Desk):
         self._replace(coordinator(self._first))
         self.coordinator.restore(kept, now=self.now)
         if agent:
-            self.say(AGENT, "agent", host=0)
+            self.say(AGENT, host_facts(0))
 
     def back(self, worker: int, generation: int, **told: Any) -> None:
         """A worker comes back, by a new connection of the same number."""
-        self.say(worker, "worker", worker=worker, generation=generation, **told)
+        self.say(worker, WorkerHere(worker, generation=generation, **told))
 
     def waits(self, worker: int, generation: int, *, progress: int = 5, reason: str = "") -> None:
-        ready = {"type": "ready", "generation": generation, "progress": progress, "reason": reason}
-        self.back(worker, generation, waits=ready)
+        self.back(worker, generation, waits=Ready(generation, progress, reason, PATIENCE_SEC))
 
     def places(self) -> dict[int, tuple[int, int]]:
         """Return generation and rank that each worker was assigned last, by this coordinator."""
         return {
-            worker: (message["generation"], message["place"][0])
+            worker: (message.generation, message.place.rank)
             for worker, messages in self.sent.items()
             for message in messages
-            if message["type"] == "assign"
+            if isinstance(message, Assign)
         }
 
     def _replace(self, made: ResumableCoordinator) -> None:
@@ -97,11 +110,12 @@ def test_members_that_come_back_train_on_and_are_told_nothing_new(desk: Resumabl
     desk.die()
     for worker in (0, 1, 2):
         desk.back(worker, 0)
-        assert [message["type"] for message in desk.sent[worker]] == ["welcome"]
+        assert [type(message) for message in desk.sent[worker]] == [Welcome]
     desk.pass_time(2 * PATIENCE_SEC, alive=(0, 1, 2))
     assert desk.kinds() == []
     desk.lose(1)  # and from here on all is as ever
-    assert desk.last(0)["type"] == desk.last(2)["type"] == "ended"
+    assert isinstance(desk.last(0), WorldEnded)
+    assert isinstance(desk.last(2), WorldEnded)
     desk.ready(0, generation=0)
     desk.ready(2, generation=0)
     assert desk.places() == {0: (1, 0), 2: (1, 1)}
@@ -120,8 +134,8 @@ def test_who_still_trains_in_a_world_that_others_have_left_is_told(desk: Resumab
     desk.die()
     desk.waits(0, 0, reason="rank 1 was lost")
     desk.back(2, 0)
-    assert desk.last(2)["type"] == "ended"
-    assert desk.last(2)["generation"] == 0
+    assert isinstance(desk.last(2), WorldEnded)
+    assert desk.last(2).generation == 0
     desk.ready(2, generation=0, progress=5)
     desk.do(desk.coordinator.end_worker(1, "killed", now=desk.now, succeeded=False))
     assert desk.places() == {0: (1, 0), 2: (1, 1)}
@@ -134,8 +148,8 @@ def test_a_place_that_was_kept_and_never_arrived_costs_a_generation_and_no_more(
     desk.die()
     desk.back(0, 1)
     desk.waits(2, 0)
-    assert desk.last(0)["type"] == "ended"
-    assert desk.last(0)["generation"] == 1
+    assert isinstance(desk.last(0), WorldEnded)
+    assert desk.last(0).generation == 1
     desk.ready(0, generation=1, progress=5)
     assert {generation for generation, _ in desk.places().values()} == {2}
     assert sorted(desk.places()) == [0, 2]
@@ -157,10 +171,10 @@ def test_a_worker_that_was_starting_comes_as_if_nothing_had_been(desk: Resumable
     for worker in (0, 1, 2):
         desk.back(worker, 0)
     desk.back(3, -1)
-    assert desk.last(3)["type"] == "welcome"
-    assert not desk.last(3)["is_first"]
+    assert isinstance(desk.last(3), Welcome)
+    assert not desk.last(3).is_first
     desk.ready(3)
-    assert [desk.last(worker)["type"] for worker in (0, 1, 2)] == ["change"] * 3
+    assert [type(desk.last(worker)) for worker in (0, 1, 2)] == [Change] * 3
 
 
 def test_the_first_world_forms_after_a_restart_before_it() -> None:
@@ -179,10 +193,10 @@ def test_what_a_worker_asked_for_is_done_by_the_next_coordinator(desk: Resumable
     desk.back(0, 0)
     desk.back(1, 0)
     desk.back(2, 0, leaving=True)
-    assert desk.last(0)["type"] == "change"
+    assert isinstance(desk.last(0), Change)
     for worker in (0, 1, 2):
         desk.ready(worker, generation=0, progress=6)
-    assert desk.last(2)["type"] == "dismissed"
+    assert isinstance(desk.last(2), Dismissed)
     assert desk.places() == {0: (1, 0), 1: (1, 1)}
 
 
@@ -192,7 +206,7 @@ def test_a_worker_that_came_to_its_end_meanwhile_costs_the_others_nothing(desk: 
     desk.do(desk.coordinator.end_worker(1, "exit code 0", now=desk.now, succeeded=True))
     desk.back(2, 0, detached=True)
     desk.do(desk.coordinator.end_worker(2, "exit code 0", now=desk.now, succeeded=True))
-    assert [message["type"] for message in desk.sent[0]] == ["welcome"]
+    assert [type(message) for message in desk.sent[0]] == [Welcome]
     assert "lost" not in desk.kinds()
 
 
@@ -204,7 +218,7 @@ def test_who_does_not_come_back_is_given_up_in_the_end(desk: ResumableDesk) -> N
     assert desk.kinds() == []
     desk.pass_time(2, alive=(0, 1))
     assert desk.kinds()[:2] == ["hung", "lost"]
-    assert desk.last(0)["type"] == "ended"
+    assert isinstance(desk.last(0), WorldEnded)
 
 
 def test_a_host_that_does_not_come_back_is_lost_with_its_workers_and_not_let_in_later(desk: ResumableDesk) -> None:
@@ -215,8 +229,8 @@ def test_a_host_that_does_not_come_back_is_lost_with_its_workers_and_not_let_in_
     desk.do(desk.coordinator.tick(desk.now))
     assert desk.lost_hosts == [0]
     assert desk.membership.workers == {}
-    desk.say(AGENT, "agent", host=0)
-    assert desk.last(AGENT)["type"] == "failed"
+    desk.say(AGENT, host_facts(0))
+    assert isinstance(desk.last(AGENT), Failed)
 
 
 def test_a_host_that_had_not_come_yet_is_lost_at_once_and_not_let_in_later() -> None:
@@ -225,8 +239,8 @@ def test_a_host_that_had_not_come_yet_is_lost_at_once_and_not_let_in_later() -> 
     desk.die()
     desk.do(desk.coordinator.tick(desk.now))
     assert desk.lost_hosts == [1]
-    desk.say(8, "agent", host=1)
-    assert desk.last(8)["type"] == "failed"
+    desk.say(8, host_facts(1))
+    assert isinstance(desk.last(8), Failed)
 
 
 def test_of_a_host_that_was_lost_before_the_next_launcher_hears_again(desk: ResumableDesk) -> None:
@@ -241,13 +255,13 @@ def test_who_was_given_up_before_is_refused_after(desk: ResumableDesk) -> None:
     desk.lose(1)
     desk.die()
     desk.back(1, 0)
-    assert desk.last(1)["type"] == "failed"
+    assert isinstance(desk.last(1), Failed)
 
 
 def test_there_is_news_only_when_something_that_counts_has_changed(desk: ResumableDesk) -> None:
     assert desk.coordinator.news() is None
-    desk.say(AGENT, "output", rank=0, stream=1, data="")
-    desk.say(0, "beat", steps=7)
+    desk.say(AGENT, Output(0, 1, b""))
+    desk.say(0, WorkerBeat(steps=7))
     assert desk.coordinator.news() is None
     list(desk.coordinator.lost(1, "closed", desk.now))
     found = desk.coordinator.news()
@@ -275,7 +289,7 @@ def test_whatever_happens_a_snapshot_gives_the_same_job_and_generations_grow(ste
     seen = -1
     for kind, number in steps:
         worker = desk.membership.workers.get(number)
-        linked = number in desk.coordinator._peers
+        linked = worker is not None and worker.peer is not None
         before = desk.coordinator.generation
         if kind == "expect" and number not in assigned and worker is None:
             desk.do(desk.coordinator.expect_worker(number, 0))
@@ -287,7 +301,7 @@ def test_whatever_happens_a_snapshot_gives_the_same_job_and_generations_grow(ste
         elif kind == "lose" and linked:
             desk.lose(number)
         elif kind == "leave" and linked:
-            desk.say(number, "leaving")
+            desk.say(number, Leaving())
         elif kind == "end" and worker is not None:
             desk.do(desk.coordinator.end_worker(number, "exit code 1", now=desk.now, succeeded=False))
         elif kind == "die":

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from tests.unidist.control.test_coordinator import host_facts
+from unidist.control.codec import Message, encode
 from unidist.control.elastic.coordinator import ElasticCoordinator
 from unidist.control.elastic.membership import NO_STATE, Membership
+from unidist.control.messages import Assign, Change, Give, RankHere, Ready, Welcome, WorkerBeat, WorkerHere, WorldEnded
 from unidist.control.service import Action, Drop, Send
-from unidist.control.wire import encode
 
 FEW, MANY = 32, 256
 SLOTS = 8
@@ -46,7 +48,7 @@ class Crowd:
     number: int
     room: int | None = None
     work: Work = field(default_factory=Work)
-    sent: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    sent: dict[int, list[Any]] = field(default_factory=dict)
     dropped: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class Crowd:
         hosts = range(-(-self.number // SLOTS))
         self.do(lambda: self.coordinator.expect_hosts(len(hosts)))
         for host in hosts:
-            self.say(-1 - host, "agent", host=host)
+            self.say(-1 - host, host_facts(host))
             if self.room is not None:
                 room = self.room
                 self.do(lambda host=host, room=room: self.coordinator.limit_host(host, room))  # type: ignore[misc]
@@ -84,46 +86,45 @@ class Crowd:
         finally:
             sys.settrace(before)
 
-    def say(self, peer: int, kind: str, **fields: Any) -> None:
-        self.do(lambda: self.coordinator.received(peer, {"type": kind, **fields}, 0.0))
+    def say(self, peer: int, message: Message) -> None:
+        self.do(lambda: self.coordinator.received(peer, message, 0.0))
 
     def start(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self.do(lambda number=number: self.coordinator.expect_worker(number, number // SLOTS % 1000))  # type: ignore[misc]
-            self.say(number, "worker", worker=number)
+            self.say(number, WorkerHere(number))
             self.ready(number, NO_STATE)
 
     def ready(self, number: int, progress: int, reason: str = "") -> None:
         generation = next(
-            (each["generation"] for each in reversed(self.sent.get(number, [])) if each["type"] == "assign"), -1
+            (each.generation for each in reversed(self.sent.get(number, [])) if isinstance(each, Assign)), -1
         )
-        self.say(number, "ready", progress=progress, reason=reason, generation=generation)
+        self.say(number, Ready(generation, progress, reason, 600.0))
 
     def meet(self) -> None:
         """Have all ranks come to a meeting, and go through a round in which they say the same, and a first one."""
         size = self.number
         generation = self.coordinator.generation
         for number in range(size):
-            where = {"rank": number, "node_rank": number // SLOTS, "world_size": size}
-            self.say(RANK + number, "rank", generation=generation, epoch=0, **where)
+            self.say(RANK + number, RankHere(generation, 0, number, number // SLOTS, size))
         for turn in range(2):
             for number in range(size):
-                self.say(RANK + number, "give", generation=generation, round=turn, payload="Z2xvbw==")
+                self.say(RANK + number, Give(generation, turn, "Z2xvbw=="))
 
 
 def form(crowd: Crowd) -> None:
     crowd.start(range(crowd.number))
-    assert sum(messages[-1]["type"] == "assign" for messages in crowd.sent.values()) == crowd.number
+    assert sum(isinstance(messages[-1], Assign) for messages in crowd.sent.values()) == crowd.number
 
 
 def meet(crowd: Crowd) -> None:
     crowd.meet()
-    assert crowd.sent[RANK][-1]["runs"] == [("Z2xvbw==", crowd.number)]
+    assert crowd.sent[RANK][-1].runs == (("Z2xvbw==", crowd.number),)
 
 
 def beat(crowd: Crowd) -> None:
     for number in range(crowd.number):
-        crowd.say(number, "beat", steps=3, step_times={})
+        crowd.say(number, WorkerBeat(3))
     crowd.do(lambda: crowd.coordinator.tick(1.0))
 
 
@@ -133,9 +134,9 @@ def lose_a_quarter(crowd: Crowd) -> None:
     for number in lost:
         crowd.do(lambda number=number: crowd.coordinator.lost(number, "closed", 1.0))  # type: ignore[misc]
     for number in sorted(set(range(crowd.number)) - set(lost)):
-        assert [message["type"] for message in crowd.sent[number]].count("ended") == 1
+        assert [type(message) for message in crowd.sent[number]].count(WorldEnded) == 1
         crowd.ready(number, 3, "lost")
-    assert crowd.sent[1][-1]["type"] == "assign"
+    assert isinstance(crowd.sent[1][-1], Assign)
 
 
 def replace_a_quarter(crowd: Crowd) -> None:
@@ -143,9 +144,9 @@ def replace_a_quarter(crowd: Crowd) -> None:
     crowd.start(range(crowd.number, crowd.number + crowd.number // 4))
     crowd.do(lambda: crowd.coordinator.tick(3.0))
     for number in sorted(set(range(crowd.number)) - set(range(0, crowd.number, 4))):
-        assert crowd.sent[number][-1]["type"] == "change"
+        assert isinstance(crowd.sent[number][-1], Change)
         crowd.ready(number, 3)
-    assert crowd.sent[crowd.number][-1]["type"] == "assign"
+    assert isinstance(crowd.sent[crowd.number][-1], Assign)
 
 
 @pytest.mark.parametrize("room", [None, SLOTS], ids=["without spares", "with limits of hosts"])
@@ -173,10 +174,10 @@ def test_all_workers_together_send_a_bounded_number_of_heartbeats() -> None:
         silence = timedelta(seconds=2 * heartbeat)
         coordinator = ElasticCoordinator(membership, heartbeat=silence / 2, silence=silence)
         list(coordinator.expect_worker(0, 0))
-        actions = list(coordinator.received(1, {"type": "worker", "worker": 0}, 0.0))
+        actions = list(coordinator.received(1, WorkerHere(0), 0.0))
         assert isinstance(actions[0], Send)
-        seconds: float = actions[0].message["beat_sec"]
-        return seconds
+        assert isinstance(actions[0].message, Welcome)
+        return actions[0].message.beat_sec
 
     assert [beat_sec(number) for number in (2, 500, 1000)] == [1.0, 1.0, 2.0]
     assert beat_sec(100_000) == pytest.approx(10 / 3)  # but three of each before it is taken for lost

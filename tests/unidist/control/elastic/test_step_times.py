@@ -65,5 +65,5 @@ def test_updates_are_told_beside_commits() -> None:
     timer = StepTimer()
     timer.update()
     timer.update()
-    assert timer.as_fields()["updates"] == 2
-    assert timer.as_fields()["commits"] == 0
+    assert timer.report.updates == 2
+    assert timer.report.commits == 0

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unidist.errors import UsageError
-from unidist_tensor_parallel._torch.layers.sequence import Row, _explain, find_rows
+from unidist_tensor_parallel._torch.layers.sequence import BlockRow, _explain, find_rows
 from unidist_tensor_parallel.layout.roles import Role
 
 
@@ -23,7 +23,7 @@ class Skip(torch.nn.Module):
 
 def test_an_error_about_sizes_says_that_tokens_are_cut_and_where() -> None:
     model = torch.nn.Sequential(Skip())
-    model.register_forward_hook(_explain([Row(["blocks.0", "blocks.3"], -2)]), always_call=True)
+    model.register_forward_hook(_explain([BlockRow(["blocks.0", "blocks.3"], -2)]), always_call=True)
     with pytest.raises(RuntimeError, match=r"size of tensor.*sequence=true: the tokens .* 'blocks.0' to 'blocks.3'"):
         model(torch.ones(2, 6, 4))
     assert model(torch.ones(2, 3, 4)).shape == (2, 3, 4)
@@ -35,7 +35,7 @@ def test_other_errors_stay_as_they_are() -> None:
             raise UsageError("of ours")
 
     model = Raises()
-    model.register_forward_hook(_explain([Row(["blocks.0"], -2)]), always_call=True)
+    model.register_forward_hook(_explain([BlockRow(["blocks.0"], -2)]), always_call=True)
     with pytest.raises(UsageError, match=r"^of ours$"):
         model(torch.ones(1))
 

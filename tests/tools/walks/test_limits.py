@@ -1,0 +1,15 @@
+"""The most frequent operations pass no more files and calls than is allowed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tools.walks.__main__ import main
+from tools.walks.counting import LIMITS
+
+
+def test_walks_are_within_their_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert main(["--list"]) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert all(f"\n{name}" in printed for name in LIMITS)
