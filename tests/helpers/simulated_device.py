@@ -463,6 +463,7 @@ class Machine:
         """Return the memory of a tensor, None if it is in the host's."""
         if tensor.layout is not torch.strided or tensor.is_meta:
             return None
+        self._take_back_soon()  # else a tensor of the host, now where a freed one was, would be of the device
         with torch._C.DisableTorchFunctionSubclass():
             return self._memory.get(_Base.untyped_storage(tensor).data_ptr())
 
@@ -674,8 +675,9 @@ class Machine:
     # Patches of PyTorch
 
     def _take_back_soon(self) -> None:
-        with self.changed:
-            self._take_back()
+        if self._freed:
+            with self.changed:
+                self._take_back()
 
     def _set_device(self, device: Any) -> None:
         self.here.index = self.index_of(device)
@@ -872,6 +874,7 @@ def _storage(machine: Machine) -> dict[str, Any]:
     """Return the methods of storages that tell, or change, how much memory there is."""
 
     def memory(storage: Any) -> Memory | None:
+        machine._take_back_soon()
         return machine._memory.get(storage.data_ptr())
 
     def nbytes(self: Any) -> int:

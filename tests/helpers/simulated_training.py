@@ -19,7 +19,6 @@ import unidist.torch as ud
 from unidist_torch import host_copies
 
 WIDTH, DEPTH, SAMPLES, STEPS = 16, 4, 3, 4
-_lock = threading.Lock()
 
 
 @contextmanager
@@ -55,9 +54,10 @@ class Block(torch.nn.Module):
 
 def make_model(dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.nn.Module:
     """Return a model of some equal blocks."""
-    with _lock:  # of the random numbers, which all threads share
-        torch.manual_seed(seed)
-        return torch.nn.Sequential(*(Block() for _ in range(DEPTH))).to(dtype)
+    # All threads share the random numbers, and the product sets them back after what it has tried.
+    assert threading.current_thread() is threading.main_thread(), "another rank may draw random numbers meanwhile"
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(*(Block() for _ in range(DEPTH))).to(dtype)
 
 
 def batches(rank: int, dtype: torch.dtype = torch.float64, passes: int = 1) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -93,10 +93,11 @@ def train(
         make_optimizer: over the parameters.
         after_step: is given the rank and the number of the step.
     """
+    models = [make_model(dtype, seed=rank) for rank in range(2)]
 
     def rank_main(rank: int) -> list[torch.Tensor]:
         place = torch.device("cpu") if device == "cpu" else ud.device()
-        model = make_model(dtype, seed=rank).to(place)
+        model = models[rank].to(place)
         data = [(x.to(place), y.to(place)) for x, y in batches(rank, dtype, passes)]
         model, optimizer = ud.distribute(model, make_optimizer(model.parameters()), strategy)
         for number, (x, y) in enumerate(data):

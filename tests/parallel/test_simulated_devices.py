@@ -388,10 +388,11 @@ def test_a_step_stays_within_its_budget(strategy: str) -> None:
 def test_trainstep_waits_for_its_loss_alone_and_not_before_the_backward_pass(strategy: str) -> None:
     log: list[Entry] = []
     losses: list[float] = []
+    models = [make_model(seed=rank) for rank in range(2)]
 
     def main(rank: int) -> None:
         device = ud.device()
-        model = make_model(seed=rank).to(device)
+        model = models[rank].to(device)
         step = ud.TrainStep(model, torch.optim.AdamW(model.parameters()), torch.nn.functional.mse_loss, strategy)
         for x, y in [(x.to(device), y.to(device)) for x, y in batches(rank)][:3]:  # the first two are verified
             begin = len(machine.log)

@@ -76,7 +76,7 @@ static PyObject *set_function(PyObject *self, PyObject *function) {
     PyObject *before = run;
     run = Py_NewRef(function);
     Py_XDECREF(before);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *handler(PyObject *self, PyObject *none) {

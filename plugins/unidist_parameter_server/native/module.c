@@ -31,7 +31,7 @@ static PyObject *module_apply(PyObject *module, PyObject *args) {
     ps_apply_rule(at(rule), (enum ps_type)type, at(values), at(change), slots, at(values), slots, num_slots,
                   (size_t)count, updates, factor);
     Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *module_push(PyObject *module, PyObject *args) {
@@ -97,7 +97,7 @@ static PyObject *module_restore(PyObject *module, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS;
     ps_restore(at(store), index);
     Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyMethodDef module_methods[] = {

@@ -91,7 +91,7 @@ static PyObject *module_load_tls(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ImportError, why);
         return NULL;
     }
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *module_set_key_records(PyObject *module, PyObject *args) {
@@ -99,7 +99,7 @@ static PyObject *module_set_key_records(PyObject *module, PyObject *args) {
     unsigned long long number;
     if (!PyArg_ParseTuple(args, "K", &number)) return NULL;
     ud_tls_set_key_records(number);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *tls_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
@@ -231,14 +231,14 @@ static PyObject *transport_close(TransportObject *self, PyObject *args) {
     long long linger_ns;
     if (!PyArg_ParseTuple(args, "L", &linger_ns)) return NULL;
     shut(self, linger_ns);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *transport_forget(TransportObject *self, PyObject *unused) {
     (void)unused;
     if (!self->is_shut && !self->is_forgotten) ud_forget(self->transport);
     self->is_forgotten = 1;
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *transport_sent(TransportObject *self, PyObject *unused) {
@@ -461,7 +461,7 @@ static PyObject *group_failure(GroupObject *self, PyObject *unused) {
     int failure = self->group->failure, culprit = self->group->culprit;
     memcpy(text, self->group->text, sizeof text);
     pthread_mutex_unlock(&self->owner->transport->mutex);
-    if (!failure) Py_RETURN_NONE;
+    if (!failure) return Py_NewRef(Py_None);
     PyObject *decoded = PyUnicode_DecodeUTF8(text, (Py_ssize_t)strlen(text), "replace");
     return decoded ? Py_BuildValue("iiN", failure, culprit, decoded) : NULL;
 }
@@ -489,13 +489,13 @@ static PyObject *group_abort(GroupObject *self, PyObject *args) {
     ud_flush(self->owner->transport);
     pthread_mutex_unlock(&self->owner->transport->mutex);
     Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *group_close(GroupObject *self, PyObject *unused) {
     (void)unused;
     if (!self->owner->is_forgotten) close_group(self);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyMethodDef group_methods[] = {

@@ -53,7 +53,7 @@ static PyObject *module_reduce(PyObject *module, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "complex numbers have no minimum or maximum");
         return NULL;
     }
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *module_copy(PyObject *module, PyObject *args) {
@@ -63,7 +63,7 @@ static PyObject *module_copy(PyObject *module, PyObject *args) {
     Py_BEGIN_ALLOW_THREADS;
     ud_copy((char *)(uintptr_t)target, (const char *)(uintptr_t)source, nbytes);
     Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyMethodDef module_methods[] = {

@@ -290,7 +290,7 @@ static PyObject *group_abort(GroupObject *self, PyObject *args) {
         ud_abort(self->group, rank, reason);
         ud_leave(self->group);
     }
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *group_aborted(GroupObject *self, PyObject *unused) {
@@ -305,7 +305,7 @@ static PyObject *group_aborted(GroupObject *self, PyObject *unused) {
         }
         ud_leave(group);
     }
-    if (rank < 0) Py_RETURN_NONE;
+    if (rank < 0) return Py_NewRef(Py_None);
     PyObject *text = PyUnicode_DecodeUTF8(reason, (Py_ssize_t)strlen(reason), "ignore"); /* a character may be cut */
     return text ? Py_BuildValue("(iN)", rank, text) : NULL;
 }
@@ -316,15 +316,15 @@ static PyObject *group_close(GroupObject *self, PyObject *unused) {
     Py_BEGIN_ALLOW_THREADS;
     ud_close(self->group);
     Py_END_ALLOW_THREADS;
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *group_all_closed(GroupObject *self, PyObject *unused) {
     (void)unused;
     ud_group *group = self->group;
     for (int m = 0; m < group->size; m++)
-        if (!atomic_load(&group->slots[m]->closed)) Py_RETURN_FALSE;
-    Py_RETURN_TRUE;
+        if (!atomic_load(&group->slots[m]->closed)) return Py_NewRef(Py_False);
+    return Py_NewRef(Py_True);
 }
 
 static PyMethodDef group_methods[] = {
@@ -370,7 +370,7 @@ static PyObject *module_unmap(PyObject *module, PyObject *args) {
     unsigned long long address, nbytes;
     if (!PyArg_ParseTuple(args, "KK", &address, &nbytes)) return NULL;
     if (munmap((void *)(uintptr_t)address, nbytes)) return PyErr_SetFromErrno(PyExc_OSError);
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *module_slot_bytes(PyObject *module, PyObject *args) {
