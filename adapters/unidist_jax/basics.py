@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ def seed(number: int) -> jax.Array:
     return jax.random.key(seed_python(number, context.current()))
 
 
-def choose_device(topology: Topology, *, visible: int | None = None) -> None:
+def choose_device(topology: Topology, *, visible: int | None = None) -> bool:
     """Let this process use the GPU of its local rank alone: JAX else takes 75 % of the memory of all that it sees.
 
     What the script has chosen itself (`jax_cuda_visible_devices`) stays. A single process of a host keeps its GPUs.
@@ -58,16 +59,27 @@ def choose_device(topology: Topology, *, visible: int | None = None) -> None:
         topology: this rank's place.
         visible: number of GPUs that this process sees; default: asked for, without JAX.
 
+    Returns:
+        Whether JAX will compute on a GPU.
+
     Raises:
         ConfigurationError: there are GPUs, but fewer than ranks on this host.
     """
     platforms = jax.config.jax_platforms
     leaves_gpus = platforms and not {"cuda", "gpu"} & set(platforms.split(","))
-    if topology.local_size == 1 or leaves_gpus or jax.config.read(_VISIBLE) != "all":
-        return
-    index = device_index(topology, visible=visible_devices() if visible is None else visible)
-    if index is not None:
-        jax.config.update(_VISIBLE, str(index))
+    if leaves_gpus or not _has_plugin_for_gpus():
+        return False
+    found = visible_devices() if visible is None else visible
+    if topology.local_size > 1 and jax.config.read(_VISIBLE) == "all":
+        index = device_index(topology, visible=found)
+        if index is not None:
+            jax.config.update(_VISIBLE, str(index))
+    return found > 0
+
+
+def _has_plugin_for_gpus() -> bool:
+    """Return whether JAX is installed with its half for NVIDIA's GPUs; without it computes on the CPU."""
+    return any("cuda" in found.name for found in entry_points(group="jax_plugins"))
 
 
 def device() -> jax.Device:

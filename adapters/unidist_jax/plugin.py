@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from unidist import hookimpl
 from unidist.engine import EngineSpec
+from unidist.engines.choice import AUTO
 from unidist.framework import FrameworkSpec
 from unidist.registry import Registry, load_object
 
@@ -18,7 +19,7 @@ XLA = "xla"
 
 @hookimpl
 def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
-    """Register `xla`, which is used only if it is named, beside the engine that moves host memory."""
+    """Register `xla`, beside the engine that moves host memory: for a script in JAX on GPUs, or if it is named."""
     registry.add(
         EngineSpec(
             XLA,
@@ -34,10 +35,11 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
 def unidist_initialized(context: Context) -> None:
     """Choose this rank's GPU, if the script trains with JAX; with engine `xla`, let the job be one system of JAX."""
     basics = sys.modules.get("unidist_jax.basics")
-    if basics is not None:
-        basics.choose_device(context.topology)
+    on_gpu = basics is not None and basics.choose_device(context.topology)
     if context.settings.engine == XLA:
         load_object("unidist_jax.spmd.processes:join_processes", f"engine {XLA!r}")(context)
+    elif on_gpu and context.settings.engine == AUTO and not context.is_elastic:
+        load_object("unidist_jax.spmd.processes:join_processes_on_gpus", f"engine {XLA!r}")(context)
 
 
 @hookimpl

@@ -16,7 +16,7 @@ from unidist.gradients.options import ExchangeOptions
 from unidist.optim.rules import GradientRule, NormRule, ValueRule
 from unidist.strategy.interface import ActsOnGradients, UpdateGate
 from unidist_jax.optimizer.inner_step import InnerStep
-from unidist_jax.spmd import AXIS, is_within, spmd, summed
+from unidist_jax.spmd import AXIS, is_within, spmd, summed, way_to_another_engine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -164,7 +164,7 @@ def check_strategies(strategies: Sequence[object]) -> None:
             asked = f"data:compression={item.compression}"
         raise ConfigurationError(
             f"engine xla trains with the strategies data (without compression), accumulate, clip_norm and clip_value; "
-            f"{asked} needs another engine: leave --engine out"
+            f"{asked} needs another engine: {way_to_another_engine()}"
         )
 
 
@@ -172,5 +172,5 @@ def _check_options(update: Update) -> None:
     if update.options != ExchangeOptions():
         raise ConfigurationError(
             "engine xla takes no options of DistributedOptimizer but op= and backward_passes_per_step=: leave out "
-            "compression, process_set, groups and gradient_predivide_factor, or --engine"
+            f"compression, process_set, groups and gradient_predivide_factor, or {way_to_another_engine()}"
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import logging
 import socket
+import weakref
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -19,9 +20,6 @@ from unidist.settings import read_placement
 from unidist_jax.jax_state import has_devices
 from unidist_jax.plugin import XLA
 
-if TYPE_CHECKING:
-    from unidist.runtime.context import Context
-
 AXIS = "unidist_ranks"
 """The axis of the mesh. A function of `spmd` is one rank's along it."""
 
@@ -29,12 +27,45 @@ _SHUTDOWN_SEC = 10
 """How long a process that ends waits for the others; JAX's default of 5 minutes would keep a failed job alive."""
 
 
+_log = logging.getLogger("unidist")
+
+_on_gpus: weakref.WeakSet[context.Context] = weakref.WeakSet()
+"""Runtimes whose ranks compute on GPUs, where nothing else moves arrays within programs."""
+
+
 def is_chosen() -> bool:
-    """Return whether this job's engine is `xla`. Within an initialized runtime."""
-    return context.current().settings.engine == XLA
+    """Return whether XLA exchanges the arrays of this job's programs. Within an initialized runtime."""
+    runtime = context.current()
+    return runtime.settings.engine == XLA or runtime in _on_gpus
 
 
-def join_processes(runtime: Context) -> None:
+def way_to_another_engine() -> str:
+    """Return what a user does to train with another engine than `xla`, as the end of a sentence."""
+    if context.current().settings.engine == XLA:
+        return "leave --engine out"
+    return "train on CPUs with JAX_PLATFORMS=cpu, as on GPUs XLA alone exchanges arrays of JAX"
+
+
+def join_processes_on_gpus(runtime: context.Context) -> None:
+    """Let the processes of a job that computes on GPUs be one system of JAX, as engine `xla` does. Collective.
+
+    Where JAX has devices already, it is too late: rank 0 says so, and programs of JAX cannot exchange arrays.
+
+    Args:
+        runtime: of a job that has named no engine.
+    """
+    if not jax.distributed.is_initialized() and _have_devices(runtime):
+        if runtime.topology.rank == 0:
+            _log.warning(
+                "JAX has computed before ud.init(), so XLA cannot exchange arrays between the GPUs of this job: call "
+                "ud.init() first. TrainStep, ud.spmd and operations within jax.jit will raise an error"
+            )
+        return
+    join_processes(runtime)
+    _on_gpus.add(runtime)
+
+
+def join_processes(runtime: context.Context) -> None:
     """Let the processes of a job be one system of JAX, if they are not yet. Collective, before JAX has a device.
 
     Raises:
@@ -51,9 +82,7 @@ def join_processes(runtime: Context) -> None:
                 "ud.init()"
             )
         return
-    too_late = allgather_object(runtime.operations(), has_devices(), name="devices before jax.distributed")
-    if any(too_late):
-        ranks = [number for number, each in enumerate(too_late) if each]
+    if ranks := _have_devices(runtime):
         raise ConfigurationError(
             f"engine xla: rank(s) {format_ranks(ranks)} have computed with JAX already: call ud.init() before that"
         )
@@ -69,6 +98,12 @@ def join_processes(runtime: Context) -> None:
         initialization_timeout=int(runtime.settings.start_timeout.total_seconds()),
         shutdown_timeout_seconds=_SHUTDOWN_SEC,
     )
+
+
+def _have_devices(runtime: context.Context) -> list[int]:
+    """Return the ranks on which JAX has devices already. Collective."""
+    found = allgather_object(runtime.operations(), has_devices(), name="devices before jax.distributed")
+    return [rank for rank, has in enumerate(found) if has]
 
 
 def rank_mesh() -> Mesh:

@@ -28,7 +28,7 @@ from unidist_jax.models import DividedParameters, StepRunner
 from unidist_jax.operations import allreduce, broadcast_parameters
 from unidist_jax.optimizer import TracedStep
 from unidist_jax.optimizer.binding import Binding
-from unidist_jax.spmd import is_chosen, spmd
+from unidist_jax.spmd import is_chosen, spmd, way_to_another_engine
 from unidist_jax.training.compute_types import ComputeTypes
 from unidist_jax.training.distributed_optimizer import bind_to, divided
 from unidist_jax.training.local_devices import LocalDevices
@@ -101,7 +101,7 @@ class TrainStep(PlannedStep, Training):
         super().__init__(plan, JaxFramework(), elastic=elastic)
         self._is_one_program = is_chosen()
         if elastic and self._is_one_program:
-            raise ConfigurationError("elastic training needs another engine than xla: leave --engine out")
+            raise ConfigurationError(f"elastic training needs another engine than xla: {way_to_another_engine()}")
         self._held: Any = None
         self._loss_fn, self._has_aux = loss_fn, has_aux
         self._aux: Any = None

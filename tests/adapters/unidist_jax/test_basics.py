@@ -31,6 +31,7 @@ def test_a_rank_sees_one_gpu(
     after: str | None,
 ) -> None:
     values = {"jax_platforms": platforms, "jax_cuda_visible_devices": before}
+    monkeypatch.setattr("unidist_jax.basics._has_plugin_for_gpus", lambda: True)
     monkeypatch.setattr(type(jax.config), "jax_platforms", property(lambda config: values["jax_platforms"]))
     monkeypatch.setattr(type(jax.config), "read", lambda config, name: values[name])
     monkeypatch.setattr(type(jax.config), "update", lambda config, name, value: values.update({name: value}))
@@ -39,5 +40,9 @@ def test_a_rank_sees_one_gpu(
         with pytest.raises(ConfigurationError, match=r"rank 1 sees 1 CUDA device.* runs 2 ranks"):
             choose_device(place, visible=visible)
     else:
-        choose_device(place, visible=visible)
+        assert choose_device(place, visible=visible) is (visible > 0 and platforms != "cpu")
         assert values["jax_cuda_visible_devices"] == after
+
+
+def test_without_its_plugin_jax_computes_on_the_cpu() -> None:
+    assert choose_device(Topology(0, 1, 0, 1), visible=1) is False

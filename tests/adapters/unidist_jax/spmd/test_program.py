@@ -284,3 +284,38 @@ def test_a_rank_that_has_computed_before_is_refused_on_every_rank(command: Comma
     done = command.run("launch", "-np", "2", "--engine", "xla", sys.executable, script, env={"JAX_PLATFORMS": "cpu"})
     assert "rank(s) 1 have computed with JAX already: call ud.init() before that" in done.stderr
     assert "call ud.init() before anything computes with JAX" in done.stdout
+
+
+_ON_GPUS = """
+import jax, jax.numpy as jnp, optax, unidist.jax as ud
+from unidist.errors import ConfigurationError
+from unidist_jax import basics
+
+basics.choose_device = lambda topology: True  # as on a host with GPUs
+if rank == 1 and LATE:
+    jnp.ones(1)
+ud.init()
+assert jax.process_count() == (1 if LATE else 2)
+step = ud.TrainStep(lambda w, x: ((w - x) ** 2).sum(), jnp.zeros(2), optax.sgd(0.25))
+loss = float(step(jnp.full(2, float(rank))))
+print("trained", loss, step.params.tolist(), flush=True)
+try:
+    ud.TrainStep(lambda w, x: (w * x).sum(), jnp.zeros(2), optax.sgd(0.25), "zero=1")
+except ConfigurationError as exc:
+    print("refused", exc, flush=True)
+"""
+
+
+def test_a_script_on_gpus_trains_by_xla(command: Command) -> None:
+    script = command.script(_ON_GPUS.replace("LATE", "False"))
+    done = command.run("launch", "-np", "2", sys.executable, script, env={"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stderr
+    assert "trained 1.0 [0.25, 0.25]" in done.stdout
+    assert "another engine: train on CPUs with JAX_PLATFORMS=cpu" in done.stdout
+
+
+@pytest.mark.soak
+def test_a_script_on_gpus_that_has_computed_before_is_told(command: Command) -> None:
+    script = command.script(_ON_GPUS.replace("LATE", "True"))
+    done = command.run("launch", "-np", "2", sys.executable, script, env={"JAX_PLATFORMS": "cpu"})
+    assert done.stderr.count("JAX has computed before ud.init(), so XLA cannot exchange arrays between the GPUs") == 1
