@@ -73,6 +73,10 @@ class DeadlockError(MismatchError):
     """
 
 
+class NonfiniteError(UnidistError, ArithmeticError):
+    """A gradient is NaN or infinite, and `--on-nonfinite` says that this is an error. On every rank."""
+
+
 class ExtraPassError(UsageError, AssertionError):
     """A gradient became ready again before the update that was to use it. Also an AssertionError, as Horovod's."""
 

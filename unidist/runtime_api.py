@@ -68,6 +68,10 @@ class RuntimeAPI(Protocol):
         """The arrangement of the ranks along axes."""
 
     @property
+    def on_nonfinite(self) -> str:
+        """What happens when a gradient is not finite: "off" (nobody looks), "error", or "skip" the update."""
+
+    @property
     def plugins(self) -> Plugins:
         """The registries with everything that plugins have registered."""
 

@@ -25,6 +25,7 @@ from unidist.optim.loss_scaling import LossScaler
 if TYPE_CHECKING:
     from unidist.framework import Framework
     from unidist.gradients.interface import ReducedGradients
+    from unidist.optim.nonfinite import NonfiniteWatch
 
 _EPSILON = 1e-6
 """Added to a norm before it divides, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -189,6 +190,7 @@ class GradientRules:
         rules: applied in this order, after unscaling and the check for overflows.
         scaler: of the loss; None: it is not scaled, and overflows are not checked for.
         everyone: over all ranks that hold a part of the gradient or update with it; needed with a scaler.
+        watch: looks for gradients that are not finite; None: nobody does, or the scaler.
         model_axes: along the mesh axes that the model is divided over.
     """
 
@@ -199,20 +201,25 @@ class GradientRules:
         *,
         scaler: LossScaler | None = None,
         everyone: Communicator | None = None,
+        watch: NonfiniteWatch | None = None,
         model_axes: Sequence[Communicator] = (),
     ) -> None:
         self.scaler = scaler
+        self.watch = watch
         self._framework = framework
         self._rules = tuple(rules)
         self._everyone = everyone
         self._model_axes = tuple(model_axes)
 
-    def apply(self, gradients: Sequence[ReducedGradients], factors: Sequence[float]) -> list[float] | None:
+    def apply(
+        self, gradients: Sequence[ReducedGradients], factors: Sequence[float], *, step: int = 0
+    ) -> list[float] | None:
         """Change the gradients in place. Collective over the ranks of the model.
 
         Args:
             gradients: the reduced gradients.
             factors: for each of them, the factor that is still to be applied: they are not unscaled yet.
+            step: number of the update, from 1, for the texts of errors.
 
         Returns:
             For each of them the factor that is still to be applied, 1 if it was applied here; None if a gradient is not
@@ -225,6 +232,8 @@ class GradientRules:
             self.scaler.update(overflowed=overflowed)
             if overflowed:
                 return None
+        if self.watch is not None and self.watch.is_skipped(gradients, step):
+            return None
         for rule in self._rules:
             rule.apply(whole)
         return [part.apply_factor() for part in parts]
@@ -232,7 +241,7 @@ class GradientRules:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return self.scaler is None and not self._rules
+        return self.scaler is None and self.watch is None and not self._rules
 
     def apply_once(
         self, rule: GradientRule, gradients: Sequence[ReducedGradients], factors: Sequence[float]

@@ -85,8 +85,14 @@ class GradientFactors:
         wide = all(parameter.dtype.itemsize >= _WIDE_BYTES for parameter in exchange.parameters)
         return 1.0 / self.loss_scale if wide else 1.0
 
-    def conclude(self, series: ExchangeSeries, others: Sequence[ReducedGradients]) -> None:
-        """Apply the rules to the reduced gradients, see `Update.conclude`. Collective over the ranks of the model."""
+    def conclude(self, series: ExchangeSeries, others: Sequence[ReducedGradients], *, step: int) -> None:
+        """Apply the rules to the reduced gradients, see `Update.conclude`. Collective over the ranks of the model.
+
+        Args:
+            series: the exchanges.
+            others: gradients that the binding has reduced itself.
+            step: number of the update, from 1.
+        """
         if self.rules is None:
             series.defer([1.0] * len(series.exchanges))  # `clip_norm` may have left others in the window before
             return
@@ -94,6 +100,7 @@ class GradientFactors:
         remaining = self.rules.apply(
             [*series.reduced(), *others],
             [*(1.0 / (self.loss_scale * factor) for factor in unscaled), *(1.0 for _ in others)],
+            step=step,
         )
         self.overflowed = remaining is None
         series.defer(remaining or unscaled)

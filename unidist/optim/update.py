@@ -122,6 +122,7 @@ class Update:
         self._series = ExchangeSeries()
         self._factors = GradientFactors(self._parts.rules, num_ranks=self.num_ranks, average=self.average)
         self._factors.keep_scaler(scaler)
+        self._watch = None if self._parts.rules is None else self._parts.rules.watch
         self.window = Window(accumulation)
         self.position = ScriptPosition(context)
         self._communicator: Communicator | None = None
@@ -326,6 +327,8 @@ class Update:
         self.window.count_pass(index, exchange.parameters[local].name)
         if not self.window.in_round:
             self._begin_round()
+        if self._watch is not None:
+            self._watch.look_at_own(exchange.parameters[local].name, exchange.buffer(local))
         if self.syncs and (last or exchange.reduces_each_pass):
             exchange.ready(local)
         else:
@@ -443,7 +446,7 @@ class Update:
             others: gradients that the binding has reduced itself, with the factor `whole_scale`: sparse ones, each row
                 once. Equal on all ranks unless `divided_over` is set; not deferred.
         """
-        self._factors.conclude(self._series, others)
+        self._factors.conclude(self._series, others, step=self.step + 1)
 
     def apply_once(self, rule: GradientRule, others: Sequence[ReducedGradients] = ()) -> bool:
         """Let a rule change the gradient of this update alone, between `conclude` and the inner step. Collective.

@@ -230,6 +230,11 @@ class Context:
         return self.plan.mesh
 
     @property
+    def on_nonfinite(self) -> str:
+        """See `RuntimeAPI.on_nonfinite`."""
+        return self.settings.on_nonfinite
+
+    @property
     def is_elastic(self) -> bool:
         """True: ranks can fail, join or leave while the job is running."""
         return self.membership is not None

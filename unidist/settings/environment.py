@@ -16,7 +16,7 @@ from pathlib import Path
 
 from unidist.errors import ConfigurationError
 from unidist.launcher import AUTO, DurableOptions, interval_of
-from unidist.settings.values import first_set, integer, non_negative, real, seconds
+from unidist.settings.values import choice, first_set, integer, non_negative, real, seconds
 
 ROLE_VARIABLE = "UNIDIST_ROLE"
 
@@ -65,6 +65,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_STALL_CHECK_SEC": "calls that wait longer are reported, with who is waited for (default: 60; 0: never)",
     "UNIDIST_STALL_SHUTDOWN_SEC": "named operations older than this end the job (default: 0: UNIDIST_TIMEOUT_SEC does)",
     "UNIDIST_DEADLOCK_SEC": "ranks that wait for each other for so long end with an error (default: 2; 0: never)",
+    "UNIDIST_ON_NONFINITE": "error, skip or off: what happens when a gradient is NaN or infinite; default: off",
     "UNIDIST_VERIFY": "first, every=N or off: compare the distributed model with the script's own (default: first)",
     "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
     "UNIDIST_TIMELINE_MARK_CYCLES": "1: the trace shows each round of negotiation (default: 0)",
@@ -164,6 +165,7 @@ class Settings:
     stall_shutdown: timedelta = timedelta(0)
     deadlock: timedelta = timedelta(seconds=2)
     verify: Verify = Verify()
+    on_nonfinite: str = "off"
     timeline: Path | None = None
     timeline_mark_cycles: bool = False
     timeline_per_tensor: bool = False
@@ -208,6 +210,7 @@ class Settings:
             stall_shutdown=stall_shutdown,
             deadlock=seconds(env, "UNIDIST_DEADLOCK_SEC", default.deadlock, zero_allowed=True),
             verify=Verify.parse(env.get("UNIDIST_VERIFY") or "first", "UNIDIST_VERIFY"),
+            on_nonfinite=choice(env, "UNIDIST_ON_NONFINITE", ("off", "error", "skip")),
             timeline=_timeline(env),
             timeline_mark_cycles=integer(env, mark_cycles, 0) > 0,
             timeline_per_tensor=integer(env, "UNIDIST_TIMELINE_PER_TENSOR", 0) > 0,

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from unidist.errors import ConfigurationError
+
+
+def choice(env: Mapping[str, str], name: str, choices: Sequence[str]) -> str:
+    """Return the value of a variable, one of these; the first if it is not set.
+
+    Raises:
+        ConfigurationError: it is none of them.
+    """
+    text = env.get(name) or choices[0]
+    if text not in choices:
+        raise ConfigurationError(f"{name}={text!r}; choices: {', '.join(choices)}")
+    return text
 
 
 def first_set(env: Mapping[str, str], *names: str) -> str:

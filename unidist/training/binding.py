@@ -14,6 +14,7 @@ from unidist.horovod_api.reduce_ops import Op
 from unidist.optim.accumulation import Accumulation
 from unidist.optim.interface import BringsInnerStep
 from unidist.optim.loss_scaling import LossScaler
+from unidist.optim.nonfinite import NonfiniteWatch
 from unidist.optim.rules import GradientRules
 from unidist.optim.update import Update, UpdateParts
 from unidist.runtime.context import Context
@@ -134,13 +135,18 @@ def _rules_of(plan: Plan, context: RuntimeAPI, framework: Framework, options: Ex
             f"{' and '.join(model_axes)}; leave process_set out"
         )
     everyone = None
-    if scaler is not None:
+    looks = scaler is None and context.on_nonfinite != "off"
+    if scaler is not None or looks:
         everyone = context.duplicate_world() if model_axes else options.communicator(context)
+    watch = None
+    if looks and everyone is not None:
+        watch = NonfiniteWatch(framework, everyone, context.topology.rank, skips=context.on_nonfinite == "skip")
     return GradientRules(
         framework,
         rules,
         scaler=scaler,
         everyone=everyone,
+        watch=watch,
         model_axes=[context.new_communicator(name) for name in model_axes],
     )
 

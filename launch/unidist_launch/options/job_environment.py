@@ -21,6 +21,7 @@ _TEXTS = {
     "UNIDIST_ALLREDUCE_ALGORITHM": "allreduce_algorithm",
     "UNIDIST_LOG_LEVEL": "log_level",
     "UNIDIST_VERIFY": "verify",
+    "UNIDIST_ON_NONFINITE": "on_nonfinite",
 }
 _NUMBERS = {
     "UNIDIST_TIMEOUT_SEC": "timeout",

@@ -147,6 +147,12 @@ OPTIONS: tuple[Decorator, ...] = (
     ),
     _option(
         SPREAD,
+        "--on-nonfinite",
+        metavar="WHAT",
+        help="What happens when a gradient is NaN or infinite: error, skip (the update) or off (default: off).",
+    ),
+    _option(
+        SPREAD,
         "--engine",
         metavar="NAME",
         shell_complete=completion.engines,
