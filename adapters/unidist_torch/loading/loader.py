@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch.utils.data
@@ -12,6 +13,7 @@ from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.training.loader_state import LoaderPosition, LoaderState
 from unidist.training.reading import read_ahead, timed
+from unidist_torch.loading.random_states import as_before
 from unidist_torch.loading.shards import Shards
 
 Positioned = tuple[LoaderPosition | None, Any]
@@ -54,7 +56,11 @@ class ShardedLoader(torch.utils.data.DataLoader[Any]):
 
     def positioned(self) -> Iterator[Positioned]:
         """Yield the batches of the next epoch, of which the iterator may run ahead of training."""
-        yield from self.with_positions(self.shards.begin(), super().__iter__())
+        begun = self.shards.begin()
+        # A DataLoader draws a number for each iteration; the epoch that goes on here has drawn its own already.
+        with as_before() if begun.processed else nullcontext():
+            batches = super().__iter__()
+        yield from self.with_positions(begun, batches)
 
     def with_positions(self, begun: LoaderPosition, batches: Iterable[Any]) -> Iterator[Positioned]:
         """Yield the batches of an iteration, made by this loader or another, each with the position after it.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -44,6 +46,16 @@ class RandomStates:
     ) -> None:
         self._inside = _states()
         _restore(self._outside)
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Leave the generators as if nothing had been drawn within `with`."""
+    states = _states()
+    try:
+        yield
+    finally:
+        _restore(states)
 
 
 def _numpy() -> Any:

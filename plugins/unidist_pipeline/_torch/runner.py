@@ -73,7 +73,7 @@ class PipelineRunner(StepRunner):
         self._loss_fn = CheckedLoss(loss_fn) if checks else loss_fn
         self._optimizer = optimizer
         self._rank = PipelineRank(runtime, divided.strategy, TorchFramework(), memory=memory)
-        self._random = StageRandom(self._rank.rank, device)
+        self._device = device
         self._sums = GradientSums(lambda parameter: gradient_memory(optimizer, parameter))
         self._tied = TiedGradients(self._rank.channels, self._rank.rank, divided.division.shared)
         self._find_weights()
@@ -122,6 +122,7 @@ class PipelineRunner(StepRunner):
             trains,
         )
         outcome = StageOutcome()
+        random = StageRandom(self._rank.rank, self._device, trains=trains)
         stages = {
             number: TorchStage(
                 number,
@@ -129,7 +130,7 @@ class PipelineRunner(StepRunner):
                 [each for each in self._weights[number] if each.requires_grad] if trains else (),
                 batch,
                 sums=self._sums,
-                random=self._random,
+                random=random,
                 outcome=outcome,
                 loss_fn=self._loss_fn,
                 reduced=self._hand_over,

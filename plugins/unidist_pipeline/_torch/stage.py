@@ -49,13 +49,20 @@ class Batch:
 class StageRandom:
     """A separate sequence of random numbers for this rank's stages, so that the script's is the same on every rank.
 
+    It follows from the state of the script's, of which it takes one number: what restores the script's restores it.
+
     Args:
         rank: of this process in the pipeline; each has another sequence.
         device: of the model.
+        trains: False: the script's sequence stays where it is.
     """
 
-    def __init__(self, rank: int, device: torch.device) -> None:
-        seed = (torch.initial_seed() + 0x9E3779B97F4A7C15 * (rank + 1)) % 2**63
+    def __init__(self, rank: int, device: torch.device, *, trains: bool) -> None:
+        script = torch.get_rng_state()
+        drawn = int(torch.randint(2**62, ()))
+        if not trains:
+            torch.set_rng_state(script)
+        seed = (drawn + 0x9E3779B97F4A7C15 * (rank + 1)) % 2**63
         self._state = torch.Generator().manual_seed(seed).get_state()
         self._device = device if device.type == "cuda" else None
         if self._device is not None:
