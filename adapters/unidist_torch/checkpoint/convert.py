@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ from unidist.errors import CheckpointError
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import buffer_of, tensor_of
 
+_ALONE: dict[str, Any] = {"no_dist": True} if "no_dist" in inspect.signature(save).parameters else {}
+"""Arguments of what saves and loads in this process alone; PyTorch 2.6 has none, and finds out by itself."""
+
 
 def to_torch_file(checkpoint: Path, output: Path, *, section: str, mapping: NameMapping, model: str) -> None:
     """Write a section as a state_dict, for `torch.load` and `model.load_state_dict`; see `Export`."""
@@ -34,7 +38,7 @@ def to_distributed_checkpoint(
     """Write a section as a folder of `torch.distributed.checkpoint`, under the key "model"; see `Export`."""
     state: dict[str, Any] = {"model": _state_dict(checkpoint, section, mapping)}
     with _in_one_process():
-        save(state, checkpoint_id=output, no_dist=True)
+        save(state, checkpoint_id=output, **_ALONE)
 
 
 def from_distributed_checkpoint(folder: Path) -> dict[str, MemoryState]:
@@ -53,7 +57,7 @@ def from_distributed_checkpoint(folder: Path) -> dict[str, MemoryState]:
         prefix = "model." if any(name.startswith("model.") for name in state) else ""
         state = {name: tensor for name, tensor in state.items() if name.startswith(prefix)}
         with _in_one_process():
-            load(state, checkpoint_id=folder, no_dist=True)
+            load(state, checkpoint_id=folder, **_ALONE)
     except Exception as exc:  # whatever torch raises for what it cannot read
         raise CheckpointError(f"{folder} cannot be read as a distributed checkpoint of PyTorch: {exc}") from exc
     tensors = {name.removeprefix(prefix): (tuple(each.shape), buffer_of(each)) for name, each in state.items()}
@@ -64,7 +68,7 @@ def from_distributed_checkpoint(folder: Path) -> dict[str, MemoryState]:
 def _in_one_process() -> Iterator[None]:
     """Silence torch's warning that it is not distributed, which is intended here."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        warnings.filterwarnings("ignore", message="torch.distributed is ", category=UserWarning)
         yield
 
 

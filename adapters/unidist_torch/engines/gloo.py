@@ -51,7 +51,8 @@ class GlooCommunicator(ProcessGroupCommunicator):
         options._timeout = limit / 5  # gloo gives a connection five times as long
         options._threads = 2
         group: Any = dist.ProcessGroupGloo(store, self.rank, self.size, options)
-        group.set_timeout(self.timeout)
+        # PyTorch 2.6 has the second name alone.
+        (getattr(group, "set_timeout", None) or group._set_default_timeout)(self.timeout)
         return group
 
     def _all_connected(self, store: Store, is_connected: bool) -> bool:
