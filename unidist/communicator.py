@@ -28,6 +28,7 @@ __all__ = [
     "Capabilities",
     "Communicator",
     "CompletedWork",
+    "MessageOrder",
     "ReduceOp",
     "ReportsArrivals",
     "Work",
@@ -52,6 +53,22 @@ class ReduceOp(StrEnum):
     MAX = "max"
 
 
+class MessageOrder(StrEnum):
+    """The orders in which the ranks of a communicator may issue messages, among each other and among collectives."""
+
+    NONE = "none"
+    """There are no messages: `send` and `recv` raise UsageError."""
+    ANY = "any"
+    """Any order. A send that its receiver has not taken yet holds up nothing else."""
+    MATCHED = "matched"
+    """Orders in which every operation could be waited for before the next one.
+
+    The operations of a communicator run one after the other on each rank, a send until its receiver takes it. So two
+    ranks that both send before they receive wait for each other. A communicator over which one rank sends and another
+    one receives is always in order, and an all-to-all moves messages of both directions at once.
+    """
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """The declared capabilities of an engine; they are not probed.
@@ -59,7 +76,7 @@ class Capabilities:
     Args:
         memory_kinds: the kinds of memory that it moves: "host", "cuda".
         dtypes: element types it reduces and moves.
-        point_to_point: send and recv work.
+        messages: whether there are send and recv, and in which order the ranks may issue them.
         detects_mismatch: differing calls raise MismatchError on every rank.
         negotiates: the engine matches operations by name itself (Horovod); our negotiation is bypassed.
         engine_memory: `allocate` returns memory that collectives use without a copy.
@@ -72,7 +89,7 @@ class Capabilities:
 
     memory_kinds: frozenset[str] = frozenset((HOST,))
     dtypes: frozenset[DType] = field(default_factory=lambda: frozenset(DType))
-    point_to_point: bool = True
+    messages: MessageOrder = MessageOrder.ANY
     detects_mismatch: bool = False
     negotiates: bool = False
     engine_memory: bool = False
@@ -221,7 +238,10 @@ class Communicator(ABC):
 
     @abstractmethod
     def send(self, buffer: Buffer, *, to: int) -> Work:
-        """Send `buffer` to rank `to`. The call does not wait for the receiver; the returned work may."""
+        """Send `buffer` to rank `to`. The call does not wait for the receiver; the returned work may.
+
+        The order of messages is limited by `capabilities.messages`.
+        """
 
     @abstractmethod
     def recv(self, buffer: Buffer, *, source: int) -> Work:

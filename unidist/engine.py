@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import ClassVar
@@ -15,6 +16,7 @@ from unidist.topology import Topology
 
 __all__ = [
     "Availability",
+    "ConnectsPart",
     "Engine",
     "EngineSpec",
 ]
@@ -66,6 +68,26 @@ class Engine(ABC):
         Raises:
             ConfigurationError: the machine lacks something; says what.
             StalledError: a rank did not connect in time.
+        """
+
+
+class ConnectsPart(ABC):
+    """Capability of an engine: connects some ranks of a job while the others do something else. Found by isinstance."""
+
+    @abstractmethod
+    def connect_part(
+        self, topology: Topology, members: Sequence[int], rendezvous: Rendezvous, *, timeout: timedelta
+    ) -> Communicator:
+        """Return a communicator over some ranks. Collective over these alone.
+
+        Args:
+            topology: this process's place in the job.
+            members: their ranks in the job, in the order of the rendezvous; the same on each, and this one among them.
+            rendezvous: of the members.
+            timeout: default timeout of the communicator's operations.
+
+        Raises:
+            As `Engine.connect`.
         """
 
 

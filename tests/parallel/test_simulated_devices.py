@@ -276,32 +276,33 @@ def is_wrong_without(strategy: str, owner: Any, method: str, where: str, order: 
     return not found or difference(found, train_alone()) > 1e-6
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "places.py:queue_behind_caller",
-        "places.py:queue_caller_behind",
-        "the whole product",
-        "behind_caller, the whole product",
-    ],
-)
-def test_named_operations_are_ordered_with_the_callers_stream(where: str) -> None:
+def summed_by_name(machine: Machine, *, on_side_stream: bool = False) -> list[list[float]]:
+    """Return what two ranks get of a named operation, whose operand and result are on a stream of the script."""
+
     def main(rank: int) -> list[float]:
         device = ud.device()
-        with torch.cuda.stream(torch.cuda.Stream(device)):
+        stream = torch.cuda.Stream(device) if on_side_stream else torch.cuda.default_stream(device)
+        with torch.cuda.stream(stream):
             x = torch.full((1000,), rank + 1.0, device=device)
             handle = ud.allreduce_async(x, op=ud.Sum, name="x")
             y = ud.synchronize(handle)
-            if "behind_caller" in where:  # named operations run before the caller's stream, if they may
-                torch.cuda.default_stream(device).synchronize()
             return [float(each) for each in (y + 0)[:2].tolist()]
 
+    return on_ranks(machine, main)
+
+
+@pytest.mark.parametrize("on_side_stream", [False, True])
+def test_named_operations_are_ordered_with_the_callers_stream(machine: Machine, on_side_stream: bool) -> None:
+    assert summed_by_name(machine, on_side_stream=on_side_stream) == [[3.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize(("where", "order"), [("places.py:begin", "early"), ("places.py:follow", "late")])
+def test_named_operations_without_that_order_are_wrong(where: str, order: Order) -> None:
     left_out: list[str] = []
-    is_whole = "product" in where
-    with Machine(order="late") as machine, nccl(machine), without(Stream, "wait_stream", where, left_out):
-        results = on_ranks(machine, main)
-    assert bool(left_out) is not is_whole
-    assert (results == [[3.0, 3.0]] * 2) is is_whole
+    with Machine(order=order) as machine, nccl(machine), without(Stream, "wait_event", where, left_out):
+        results = summed_by_name(machine)
+    assert left_out
+    assert results != [[3.0, 3.0]] * 2
 
 
 @pytest.mark.parametrize("records", [True, False])

@@ -114,6 +114,33 @@ def context_ring(device: torch.device) -> Found:
     return {"gradients": {"ok": max(errors) < limit, "relative_errors": errors}}
 
 
+def pipelines(device: torch.device, *schedules: str) -> Found:
+    """Every schedule gives the losses of one process."""
+    found: Found = {}
+    for schedule in schedules:
+        losses: list[list[float]] = []
+        for strategy in (None, f"pipeline={ud.size()}:schedule={schedule}"):
+            model = network(device, torch.float64, depth=8)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            step: Any = None
+            if strategy is not None:
+                step = ud.TrainStep(model, optimizer, torch.nn.functional.mse_loss, strategy)
+            losses.append([])
+            for number in range(6):
+                x, y = batch(number, 8 * ud.size(), device, torch.float64)
+                if step is None:
+                    optimizer.zero_grad()
+                    loss = torch.nn.functional.mse_loss(model(x), y)
+                    loss.backward()
+                    optimizer.step()
+                else:
+                    loss = step(x, y)
+                losses[-1].append(float(loss))
+        error = max(abs(one - other) for one, other in zip(*losses, strict=True))
+        found[schedule] = {"ok": error < _LIMITS[torch.float64], "error": error}
+    return found
+
+
 def killed(device: torch.device, folder: str) -> Found:
     """A rank is killed while the other waits for it in an exchange of an elastic job: the other goes on, how soon."""
     told = Path(folder, "killed.txt")
@@ -213,7 +240,7 @@ def compiled(device: torch.device) -> Found:
 
 CHECKS: dict[str, Callable[..., Found]] = {
     each.__name__: each
-    for each in (environment, equality, delayed, context_ring, killed, wrong_index, steps, overlap, compiled)
+    for each in (environment, equality, delayed, context_ring, pipelines, killed, wrong_index, steps, overlap, compiled)
 }
 
 

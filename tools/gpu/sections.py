@@ -119,6 +119,8 @@ def sections(machine: Machine, out: Path) -> list[Section]:
         job(4, "equality-4", 120, "equality", *REHEARSED),
         job(2, "delayed-2", 60, "delayed", *REHEARSED),
         job(2, "context-2", 60, "context_ring"),
+        job(2, "pipeline-2", 60, "pipelines", "1f1b", "zb-h1", "interleaved"),
+        job(4, "pipeline-4", 60, "pipelines", "1f1b", "zb-h1"),
         Section("tests", 150, (sys.executable, *pytest), machine.variables(machine.largest)),
         job(2, "killed-2", 90, "killed", str(out), launch=("--min-np", "1", "--max-np", "2")),
         job(1, "wrong-index", 60, "wrong_index"),

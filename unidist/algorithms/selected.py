@@ -12,7 +12,7 @@ from unidist.algorithms._messages import speaking_for
 from unidist.algorithms._reduce import check_reduction
 from unidist.algorithms.allreduce import ALGORITHMS
 from unidist.buffer import HOST, Buffer, copy
-from unidist.communicator import COMPLETED, Communicator, ReduceOp, ReportsArrivals, Work
+from unidist.communicator import COMPLETED, Communicator, MessageOrder, ReduceOp, ReportsArrivals, Work
 from unidist.errors import ConfigurationError, UsageError, unknown_choice
 
 
@@ -34,7 +34,7 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
     def __init__(self, inner: Communicator, name: str) -> None:
         if name not in ALGORITHMS:
             raise unknown_choice("allreduce algorithm", name, ALGORITHMS)
-        if not inner.capabilities.point_to_point or HOST not in inner.capabilities.memory_kinds:
+        if inner.capabilities.messages is not MessageOrder.ANY or HOST not in inner.capabilities.memory_kinds:
             raise ConfigurationError(
                 f"--allreduce-algorithm {name} needs an engine that sends and receives host memory, "
                 f"and {inner.description} does not. Choose another --engine, or leave the algorithm to the engine."

@@ -17,7 +17,7 @@ from typing_extensions import override
 from unidist.algorithms import _checks
 from unidist.algorithms._reduce import check_reduction
 from unidist.buffer import HOST, Buffer, DType
-from unidist.communicator import Communicator, ReduceOp, Work, equal_counts, format_ranks
+from unidist.communicator import Communicator, MessageOrder, ReduceOp, Work, equal_counts, format_ranks
 from unidist.communicator_capabilities import SharedMemory, SharesMemory
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.hierarchical.layout import Layout
@@ -63,7 +63,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             outer.capabilities,
             memory_kinds=frozenset((HOST,)),
             dtypes=outer.capabilities.dtypes & inner.capabilities.dtypes,
-            point_to_point=outer.capabilities.point_to_point and inner.capabilities.point_to_point,
+            messages=_stricter(outer.capabilities.messages, inner.capabilities.messages),
             detects_mismatch=False,
             negotiates=False,
             engine_memory=inner.capabilities.engine_memory,
@@ -348,3 +348,8 @@ def _copy_of(communicator: Communicator) -> Communicator:
     made = communicator.split(range(communicator.size))
     assert made is not None, "split(range(size)) includes every rank"
     return made
+
+
+def _stricter(one: MessageOrder, other: MessageOrder) -> MessageOrder:
+    strictness = (MessageOrder.ANY, MessageOrder.MATCHED, MessageOrder.NONE)
+    return max(one, other, key=strictness.index)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist.negotiation.devices import CommunicatorRendezvous, DeviceConnector, RunsOnDevice
+    from unidist.negotiation.devices import CommunicatorRendezvous, DeviceConnector, DeviceOrder, RunsOnDevice
     from unidist.negotiation.handle import Handle
     from unidist.negotiation.join import Announcement, Announcements
     from unidist.negotiation.named import NamedHandle, NamedOperations, NegotiatesNames, NegotiationOptions
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from unidist.negotiation.request import AllocateOutput, OperationKind, Request, Signature, reducescatter_rows
 
 __all__ = [
-    "AllocateOutput", "Announcement", "Announcements", "CommunicatorRendezvous", "DeviceConnector", "Handle",
-    "NamedHandle", "NamedOperations", "NegotiatesNames", "NegotiationOptions", "Negotiator", "OperationKind",
+    "AllocateOutput", "Announcement", "Announcements", "CommunicatorRendezvous", "DeviceConnector", "DeviceOrder",
+    "Handle", "NamedHandle", "NamedOperations", "NegotiatesNames", "NegotiationOptions", "Negotiator", "OperationKind",
     "ProcessSet", "ProcessSets", "Request", "RunsOnDevice", "Signature", "allgather_object", "broadcast_object",
     "gather_objects", "global_process_set", "reducescatter_rows", "seal", "unseal",
 ]  # fmt: skip
@@ -33,7 +33,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "devices": "CommunicatorRendezvous DeviceConnector RunsOnDevice",
+        "devices": "CommunicatorRendezvous DeviceConnector DeviceOrder RunsOnDevice",
         "handle": "Handle",
         "join": "Announcement Announcements",
         "named": "NamedHandle NamedOperations NegotiatesNames NegotiationOptions",

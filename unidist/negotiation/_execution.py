@@ -14,7 +14,7 @@ from unidist.errors import UsageError
 from unidist.negotiation._agreement import Ready
 from unidist.negotiation.devices import DeviceConnector, RunsOnDevice
 from unidist.negotiation.handle import Handle
-from unidist.negotiation.request import OperationKind, reducescatter_rows
+from unidist.negotiation.request import OperationKind, Request, reducescatter_rows
 from unidist.timeline import Recorder
 
 MAX_FUSED_BYTES = 1 << 20
@@ -88,6 +88,11 @@ class Execution:
         for device in list(self._devices.values()):
             device.abort(reason)
 
+    def close(self) -> None:
+        """Close the communicators of devices. Nothing runs any more."""
+        for device in self._devices.values():
+            device.close()
+
     def run(self, operations: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
         """Run all of them, and yield those that are complete, a few at a time."""
         if len(operations) == 1:
@@ -114,7 +119,9 @@ class Execution:
             device = self._devices[memory]
             assert isinstance(device, RunsOnDevice)
             with device.queueing():
+                _begin([request])
                 self._operations[request.kind](device, handle, agreed)
+                _end([request])
         if timeline is not None:
             timeline.record("exchange", request.kind.upper(), start, time.monotonic_ns(), tensor=request.name)
 
@@ -191,11 +198,13 @@ class Execution:
                 places.append(fused.slice(start, request.source.count))
                 start += request.source.count
             times = [time.monotonic_ns()]
+            _begin(requests)
             device.copy_on_device([request.source for request in requests], places)
             times.append(time.monotonic_ns())
             device.allreduce(fused, fused, op=first.op, scale=first.scale).wait()
             times.append(time.monotonic_ns())
             device.copy_on_device(places, [request.target for request in requests])
+            _end(requests)
             times.append(time.monotonic_ns())
         self._record_fused(handles, times)
 
@@ -225,7 +234,10 @@ class Execution:
 
     def _adasum(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         request = handle.request
-        adasum_allreduce(over, request.source, request.target, scale=request.scale)
+        if isinstance(over, RunsOnDevice):
+            over.adasum_on_device(request.source, request.target, scale=request.scale)
+        else:
+            adasum_allreduce(over, request.source, request.target, scale=request.scale)
 
     def _join(self, over: Communicator, handle: Handle, agreed: Ready) -> None:
         handle.succeed(handle.request.target, (agreed.last_joined,))
@@ -282,3 +294,15 @@ class Execution:
 def _uneven(counts: Sequence[int]) -> Sequence[int] | None:
     """Return the counts, or None if they are all equal, which engines may handle faster."""
     return None if counts.count(counts[0]) == len(counts) else counts
+
+
+def _begin(requests: Sequence[Request]) -> None:
+    for request in requests:
+        if request.order is not None:
+            request.order.begin()
+
+
+def _end(requests: Sequence[Request]) -> None:
+    for request in requests:
+        if request.order is not None:
+            request.order.end()

@@ -20,16 +20,28 @@ from unidist.communicator import Communicator
 from unidist.errors import UsageError
 from unidist.rendezvous import Contribution, Rendezvous
 
-__all__ = ["CommunicatorRendezvous", "DeviceConnector", "RunsOnDevice"]
+__all__ = ["CommunicatorRendezvous", "DeviceConnector", "DeviceOrder", "RunsOnDevice"]
 
 _LENGTH_BYTES = 8
+
+
+class DeviceOrder(ABC):
+    """The order of one operation among what its submitter queues on a device. A request carries it."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Let what this thread queues from now on come behind what the submitter had queued before it submitted."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Take note of what this thread has queued: the submitter, when it has waited, queues behind that."""
 
 
 class RunsOnDevice(ABC):
     """Capability of a communicator: named operations leave their tensors on the device. Found by isinstance.
 
-    Work on the device is queued. All named operations of a process use one queue: a framework makes it wait for what
-    its own have queued before an operation is submitted, and makes its own wait for it when the operation is done.
+    Work on the device is queued, and that of the named operations of a group on a queue of their own: two groups may
+    run theirs in another order on each rank. `DeviceOrder` orders each operation with what its submitter queues.
     """
 
     @abstractmethod
@@ -43,6 +55,10 @@ class RunsOnDevice(ABC):
     @abstractmethod
     def copy_on_device(self, sources: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
         """Copy each source to its target, of the same type and size. Within `queueing`."""
+
+    @abstractmethod
+    def adasum_on_device(self, source: Buffer, target: Buffer, *, scale: float) -> None:
+        """Do what `unidist.algorithms.adasum_allreduce` does, with its numbers. Collective; within `queueing`."""
 
 
 class DeviceConnector(ABC):

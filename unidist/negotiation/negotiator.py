@@ -195,6 +195,7 @@ class Negotiator(NamedOperations):
         with self._mutex:  # a driver that waits in the engine comes back soon: it was aborted
             self._changed.wait_for(lambda: not self._driving, timeout=10)
         self._communicator.close()
+        self._execution.close()
         # What still refers to this object, a handle for instance, shall not hold engine memory.
         del self._own_block, self._all_blocks, self._own_view, self._all_view, self._execution
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
 from unidist.errors import OperationError
+from unidist.negotiation.devices import DeviceOrder
 
 
 class OperationKind(StrEnum):
@@ -77,6 +78,7 @@ class Request:
         scale: factor of a reduction's result (1/size gives the mean).
         splits: all-to-all: rows for each rank, adding up to `shape[0]`.
         prescale: factor by which the submitter has multiplied `source` already; ranks only compare it.
+        order: of the operation among what the submitter queues on a device; None: buffers in host memory.
         allocate_output: all-gather and all-to-all: makes the output.
 
     Raises:
@@ -94,6 +96,7 @@ class Request:
     splits: tuple[int, ...] = ()
     allocate_output: AllocateOutput | None = None
     prescale: float = 1.0
+    order: DeviceOrder | None = None
     signature: Signature = field(init=False, repr=False)
     """What the ranks compare; made once, so that a repeated request costs one comparison of tuples."""
 

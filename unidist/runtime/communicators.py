@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from unidist.buffer import HOST
+from unidist.engine import ConnectsPart
 from unidist.engines import choice as engine_choice
 from unidist.errors import ConfigurationError
 from unidist.negotiation import CommunicatorRendezvous, DeviceConnector
@@ -31,19 +32,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("unidist")
 
 
-class WorldDevices(DeviceConnector):
-    """Connects named operations over all ranks for the memory of devices.
+class JobDevices(DeviceConnector):
+    """Connects named operations for the memory of devices.
 
     Args:
         communicators: of this runtime.
+        of_all: the operations are over all ranks; False: over some of them.
     """
 
-    def __init__(self, communicators: JobCommunicators) -> None:
+    def __init__(self, communicators: JobCommunicators, *, of_all: bool) -> None:
         self._communicators = communicators
+        self._of_all = of_all
 
     @override
     def moves(self, kind: str) -> bool:
-        return self._communicators.moves(kind)
+        return self._communicators.moves(kind, of_all=self._of_all)
 
     @override
     def connect(self, kind: str, host: Communicator) -> Communicator:
@@ -91,7 +94,7 @@ class JobCommunicators:
         self._axes: dict[tuple[tuple[str, ...], str], Communicator] = {}
         self._groups: dict[tuple[tuple[str, ...], str], Communicator] = {}
         self._made: list[Communicator] = []
-        self._moved: dict[str, bool] = {}
+        self._moved: dict[str, tuple[bool, bool]] = {}
         self._ended = ""
         self._ending = threading.RLock()  # what is being closed is not aborted: its memory may be gone
         self._is_closing = False
@@ -159,23 +162,35 @@ class JobCommunicators:
             self._groups[key] = self._keep(made)
         return self._groups[key]
 
-    def moves(self, kind: str) -> bool:
-        """Return whether named operations leave this kind of memory where it is: see `DeviceConnector.moves`."""
+    def moves(self, kind: str, *, of_all: bool = True) -> bool:
+        """Return whether named operations leave this kind of memory where it is: see `DeviceConnector.moves`.
+
+        Args:
+            kind: of memory.
+            of_all: operations over all ranks; False: over some of them.
+        """
         if kind not in self._moved:
             try:
                 spec = self._choose(kind).spec
             except ConfigurationError:
-                self._moved[kind] = False
+                self._moved[kind] = False, False
             else:
-                self._moved[kind] = HOST not in spec.memory_kinds  # else it goes through host memory anyway
-        return self._moved[kind]
+                stays = HOST not in spec.memory_kinds  # else it goes through host memory anyway
+                self._moved[kind] = stays, stays and isinstance(spec.load(), ConnectsPart)
+        return self._moved[kind][not of_all]
 
     def connect_beside(self, kind: str, host: Communicator) -> Communicator:
-        """Return a communicator for a kind of memory over all ranks, see `DeviceConnector.connect`."""
+        """Return a communicator for a kind of memory over the ranks of another one, see `DeviceConnector.connect`."""
         choice, timeout = self._choose(kind), self._settings.start_timeout
         meeting = CommunicatorRendezvous(host, address=self._rendezvous.address, secret=self._rendezvous.secret)
         engine_choice.check_same(choice, meeting, self._topology, timeout)
-        return self._keep(choice.spec.load().connect(self._topology, meeting, timeout=self._settings.timeout))
+        engine = choice.spec.load()
+        if host.size == self._topology.world_size:
+            made = engine.connect(self._topology, meeting, timeout=self._settings.timeout)
+        else:
+            assert isinstance(engine, ConnectsPart), "asked for in `moves`"
+            made = engine.connect_part(self._topology, host.members, meeting, timeout=self._settings.timeout)
+        return self._keep(made)
 
     @property
     def has_divided(self) -> bool:

@@ -27,7 +27,6 @@ from unidist.control.elastic.worker_link import DismissedError
 from unidist.errors import NotInitializedError, PeerLostError, UsageError
 from unidist.mesh import REPLICA_AXES, SAMPLE_AXES, SHARD_REPLICA_AXES, Mesh
 from unidist.negotiation import (
-    DeviceConnector,
     NamedOperations,
     NegotiatesNames,
     NegotiationOptions,
@@ -37,7 +36,7 @@ from unidist.negotiation import (
 from unidist.negotiation.join import Announcements
 from unidist.negotiation.process_sets import ProcessSet, ProcessSets, global_process_set
 from unidist.rendezvous import MeetingPlace
-from unidist.runtime.communicators import JobCommunicators, WorldDevices
+from unidist.runtime.communicators import JobCommunicators, JobDevices
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.runtime.progress import ProgressReporter
 from unidist.runtime_api import Owned
@@ -110,7 +109,7 @@ class Context:
         try:
             self._communicators.connect()
             self.engine, self.world = self._communicators.engine, self._communicators.world
-            self.negotiator = self._named_operations(self.duplicate_world(), WorldDevices(self._communicators))
+            self.negotiator = self._named_operations(self.duplicate_world())
             self._closing.callback(self.negotiator.close)
             self.process_sets = ProcessSets(
                 self.topology, self.duplicate_world, self.negotiator, self._named_operations
@@ -270,7 +269,7 @@ class Context:
         self._communicators.begin_closing()
         self._closing.close()
 
-    def _named_operations(self, communicator: Communicator, devices: DeviceConnector | None = None) -> NamedOperations:
+    def _named_operations(self, communicator: Communicator) -> NamedOperations:
         options = NegotiationOptions(
             fusion_threshold_bytes=self.settings.fusion_threshold_bytes,
             cycle_time=self.settings.cycle_time,
@@ -279,7 +278,7 @@ class Context:
             cache_capacity=self.settings.cache_capacity,
             recorder=self.recorder,
             on_failure=self.report_failure,
-            devices=devices,
+            devices=JobDevices(self._communicators, of_all=communicator.size == self.topology.world_size),
         )
         names: NamedOperations
         if isinstance(communicator, NegotiatesNames):

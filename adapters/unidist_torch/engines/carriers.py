@@ -6,6 +6,7 @@ import torch
 
 from unidist.communicator import ReduceOp
 from unidist.errors import UsageError
+from unidist_torch.scaling import scaled_integers
 
 # What gloo and NCCL both reduce; other integers travel in the next wider type, which wraps around in the same way.
 _NATIVE = {
@@ -67,10 +68,3 @@ class CarriedReduction:
             self.result.mul_(self._scale)
         elif self.result.dtype is not torch.bool:
             self.result.copy_(scaled_integers(self.result, self._scale))
-
-
-def scaled_integers(values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Return integers times `scale`, computed in float64 and truncated toward zero; 1/n divides exactly."""
-    divisor = round(1.0 / scale) if scale else 0
-    wide = values.to(torch.float64)
-    return torch.trunc(wide / divisor if divisor and 1.0 / divisor == scale else wide * scale)

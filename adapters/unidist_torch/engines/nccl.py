@@ -31,7 +31,7 @@ from torch._C._distributed_c10d import Store
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
-from unidist.communicator import Capabilities, ReduceOp, Work
+from unidist.communicator import Capabilities, MessageOrder, ReduceOp, Work
 from unidist.errors import ConfigurationError, UsageError
 from unidist.negotiation import RunsOnDevice
 from unidist.settings import set_variables
@@ -51,6 +51,7 @@ _CLOSE_SEC = 2.0
 
 _VARIABLES = {
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else a thread asks the store every second, which rank 0 may have closed
+    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # callers know: `MessageOrder.MATCHED`
 }
 _VARIABLES_ON_HOST = {
     "TORCH_NCCL_BLOCKING_WAIT": "1",  # no watchdog
@@ -59,14 +60,16 @@ _VARIABLES_ON_HOST = {
 
 
 class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
-    """NCCL between GPUs, one for each rank. Collectives only.
+    """NCCL between GPUs, one for each rank.
 
-    It has no messages: NCCL runs a send until its receiver takes it, and operations of two ranks one after the other,
-    so that two ranks which send to each other would wait forever.
+    It runs the operations of a group one after the other, a send until its receiver takes it. So the order of messages
+    counts (`MessageOrder.MATCHED`).
 
     Args:
         waits_on_host: every wait returns when the operation is complete, and the process survives the loss of a peer.
             Else a wait orders the current stream, as torch's do.
+        parent: the group that this one is split from, and the number of this part among the others; None: it is made
+            from scratch.
         **others: of `ProcessGroupCommunicator`.
     """
 
@@ -84,16 +87,22 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
         device_index: int,
         address: str = "127.0.0.1",
         waits_on_host: bool = False,
+        parent: tuple[Any, int] | None = None,
     ) -> None:
         self._waits_on_host = waits_on_host
+        self._parent = parent
         self._ending: threading.Thread | None = None
-        super().__init__(store, name, rank, members, timeout, device_index=device_index, address=address)
+        self._queue: torch.cuda.Stream | None = None  # of named operations
+        try:
+            super().__init__(store, name, rank, members, timeout, device_index=device_index, address=address)
+        finally:
+            self._parent = None
 
     @override
     def _make_group(self, store: Store) -> Any:
         self.capabilities = Capabilities(
             memory_kinds=frozenset(("cuda",)),
-            point_to_point=False,
+            messages=MessageOrder.MATCHED,
             bucket_bytes=25 << 20,
             waits_in_queue=not self._waits_on_host,
         )
@@ -104,6 +113,11 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
         options._timeout = self.timeout
         options.global_ranks_in_group = list(self.members)
         options.group_name = f"unidist/{self._name}"  # type: ignore[assignment]  # a NewType of str in recent releases
+        if self._parent is not None:
+            options.split_from, options.split_color = self._parent
+            config: Any = getattr(options, "config", None)
+            if hasattr(config, "split_share"):
+                config.split_share = 0  # NCCL runs groups that share memory one after the other
         with set_variables(_VARIABLES, keep=True), set_variables(_VARIABLES_ON_HOST if self._waits_on_host else {}):
             group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
         # Now, and not in the first collective: a rank that does not come is an error of whoever asked for the group.
@@ -127,8 +141,15 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
         return NcclWork(self, what, works, finish, on_host=self._waits_on_host)
 
     @override
-    def _split_options(self) -> dict[str, Any]:
-        return {"waits_on_host": self._waits_on_host}
+    def _split_options(self, ranks: Sequence[int]) -> dict[str, Any]:
+        # What a group has found out about devices and network holds for its parts, whose ranks need not meet again.
+        parent = (self._group, min(ranks)) if _splits_groups() else None
+        return {"waits_on_host": self._waits_on_host, "parent": parent}
+
+    @override
+    def _stay_out(self) -> None:
+        if _splits_groups():
+            _within(self.timeout, lambda: self._group.perform_nocolor_split(self._device), self._device)
 
     @override
     def allgather(self, source: Buffer, target: Buffer, *, counts: Sequence[int] | None = None) -> Work:
@@ -168,7 +189,10 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
 
     @override
     def queueing(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(torch.cuda.default_stream(self._device))  # also makes the device current
+        with self._lock:
+            if self._queue is None:
+                self._queue = torch.cuda.Stream(self._device)
+        return torch.cuda.stream(self._queue)  # also makes the device current
 
     @override
     def allocate_on_device(self, count: int, dtype: DType) -> Buffer:
@@ -179,18 +203,20 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
         torch._foreach_copy_([tensor_of(each) for each in targets], [tensor_of(each) for each in sources])
 
     @override
-    def send(self, buffer: Buffer, *, to: int) -> Work:
-        raise self._without_messages(f"send to rank {to}")
-
-    @override
-    def recv(self, buffer: Buffer, *, source: int) -> Work:
-        raise self._without_messages(f"recv from rank {source}")
-
-    def _without_messages(self, what: str) -> UsageError:
-        return UsageError(
-            f"{what} on rank {self.rank} ({self.description}): this engine has collectives only. Messages of CUDA "
-            "tensors travel by engine gloo, through host memory: --engine gloo"
-        )
+    def adasum_on_device(self, source: Buffer, target: Buffer, *, scale: float) -> None:
+        values = tensor_of(target)
+        if source.address != target.address:
+            values.copy_(tensor_of(source))
+        theirs = torch.empty_like(values)
+        distance = 1
+        while distance < self.size:
+            partner = self.rank ^ distance
+            counts = [values.numel() if rank == partner else 0 for rank in range(self.size)]
+            self.alltoall(target, buffer_of(theirs), send_counts=counts, receive_counts=counts).wait()
+            values.copy_(_combined(values, theirs) if self.rank < partner else _combined(theirs, values))
+            distance *= 2
+        if scale != 1.0:
+            values.mul_(scale)
 
     @override
     def barrier(self) -> Work:
@@ -278,16 +304,32 @@ class NcclWork(Work):
             time.sleep(_POLL_SEC)
 
 
-def check_devices(devices: Sequence[str], *, may_share: bool, version: tuple[int, ...]) -> None:
+def _combined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the Adasum of two vectors, see `unidist.algorithms.adasum`; the host does not wait."""
+    wide_a, wide_b = a.double(), b.double()
+    product = torch.dot(wide_a, wide_b)
+    sizes = torch.dot(wide_a, wide_a), torch.dot(wide_b, wide_b)
+    factors = [torch.where(size > 0, 1 - product / (2 * size), 1.0) for size in sizes]
+    return factors[0] * wide_a + factors[1] * wide_b
+
+
+def _splits_groups() -> bool:
+    """Return whether this PyTorch can split a group of NCCL; the same on every rank."""
+    kind: Any = getattr(dist, "ProcessGroupNCCL", None)
+    return hasattr(kind, "perform_nocolor_split") and hasattr(kind.Options, "split_from")
+
+
+def check_devices(devices: Sequence[str], *, members: Sequence[int], may_share: bool, version: tuple[int, ...]) -> None:
     """Raise ConfigurationError if two ranks use one device, and NCCL cannot connect them.
 
     Args:
-        devices: the identifier of each rank's, by rank.
+        devices: the identifier of each rank's.
+        members: the ranks, in the same order.
         may_share: the user allows it, see `ranks_may_share`.
         version: of NCCL.
     """
     ranks: dict[str, list[int]] = {}
-    for rank, device in enumerate(devices):
+    for rank, device in zip(members, devices, strict=True):
         ranks.setdefault(device, []).append(rank)
     shared = [f"ranks {', '.join(map(str, each))} use {device}" for device, each in ranks.items() if len(each) > 1]
     if shared and may_share and version < _SHARES_DEVICES:

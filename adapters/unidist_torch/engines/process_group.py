@@ -107,9 +107,12 @@ class ProcessGroupCommunicator(Communicator):
     def _make_group(self, store: Store) -> Any:
         """Return the process group."""
 
-    def _split_options(self) -> dict[str, Any]:
-        """Return further arguments for a communicator that is split from this one."""
+    def _split_options(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """Return further arguments for a communicator over these ranks of this one, which is split from it."""
         return {}
+
+    def _stay_out(self) -> None:
+        """Do what a rank of this group has to do where others make a group without it."""
 
     @abstractmethod
     def _tensor(self, buffer: Buffer) -> torch.Tensor:
@@ -282,6 +285,8 @@ class ProcessGroupCommunicator(Communicator):
         self.barrier().wait()
         number = next(self._splits)
         if not chosen:
+            with self._translated("split", self.timeout):
+                self._stay_out()
             return None
         # Members agree on the name; different groups of one split differ in their first member.
         return type(self)(
@@ -292,7 +297,7 @@ class ProcessGroupCommunicator(Communicator):
             self.timeout,
             device_index=self._device_index,
             address=self._address,
-            **self._split_options(),
+            **self._split_options(chosen),
         )
 
     @override

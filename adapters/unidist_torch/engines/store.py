@@ -113,14 +113,14 @@ def authenticated_store(topology: Topology, rendezvous: Rendezvous, timeout: tim
         return SharedStore(_JobStore(values, timeout), stack.pop_all().close)
 
 
-def tcp_store(topology: Topology, rendezvous: Rendezvous, timeout: timedelta) -> SharedStore:
-    """Return torch's own store, which rank 0 serves on a free port of its address in the job. Collective.
+def tcp_store(rank: int, rendezvous: Rendezvous, timeout: timedelta) -> SharedStore:
+    """Return torch's own store, which rank 0 of a rendezvous serves on a free port of its address. Collective there.
 
     Raises:
         As `authenticated_store`.
     """
     store = None
-    if topology.rank == 0:
+    if rank == 0:
         family = socket.AF_INET6 if ":" in rendezvous.address else socket.AF_INET
         listener = socket.create_server((rendezvous.address, 0), family=family, backlog=1024)
         listener.setblocking(False)

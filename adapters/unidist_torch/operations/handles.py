@@ -6,12 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import torch
 from typing_extensions import override
 
 from unidist.errors import UsageError
 from unidist.negotiation import NamedHandle
-from unidist_torch.operations.places import queue_caller_behind
+from unidist_torch.operations.places import StreamOrder
 
 _numbers = itertools.count(1)
 
@@ -23,13 +22,13 @@ class Handle(int):
         inner: the operation.
         output: returns its result.
         copy_back: puts the result where the caller wants it, if it was computed elsewhere.
-        moved: returns the tensor that the operation itself has filled; None: it is in host memory.
+        order: of the operation on a device; None: it is in host memory.
     """
 
     _inner: NamedHandle
     _output: Callable[[], Any]
     _copy_back: Callable[[], object] | None
-    _moved: Callable[[], torch.Tensor] | None
+    _order: StreamOrder | None
 
     def __new__(
         cls,
@@ -37,14 +36,14 @@ class Handle(int):
         output: Callable[[], Any],
         copy_back: Callable[[], object] | None = None,
         *,
-        moved: Callable[[], torch.Tensor] | None,
+        order: StreamOrder | None,
     ) -> Self:
         """Take the next number."""
         made = super().__new__(cls, next(_numbers))
         made._inner = inner
         made._output = output
         made._copy_back = copy_back
-        made._moved = moved
+        made._order = order
         return made
 
     def done(self) -> bool:
@@ -54,8 +53,8 @@ class Handle(int):
     def wait(self) -> Any:
         """Wait for the operation and return its result; raises its error."""
         self._inner.wait()
-        if self._moved is not None:
-            queue_caller_behind(self._moved())
+        if self._order is not None:
+            self._order.follow()
         if self._copy_back is not None:
             copy_back, self._copy_back = self._copy_back, None
             copy_back()

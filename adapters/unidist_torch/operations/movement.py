@@ -18,7 +18,7 @@ from unidist.runtime import context
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
 from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle, SparseHandle
-from unidist_torch.operations.places import place, place_in, queue_behind_caller
+from unidist_torch.operations.places import StreamOrder, place, place_in, stream_order
 from unidist_torch.operations.reductions import Average, allreduce, grouped_allreduce
 
 # All-gather
@@ -250,17 +250,16 @@ def _allgather(tensor: torch.Tensor, name: str | None, process_set: ProcessSet, 
     scope = scope_of(process_set)
     source = place(tensor if tensor.dim() else tensor.reshape(1), scope)
     output: list[torch.Tensor] = []
+    order = stream_order(source)
     request = Request(
         scope.name("allgather", name),
         OperationKind.ALLGATHER,
         source=buffer_of(source),
         shape=tuple(source.shape),
-        allocate_output=_allocator(source, output),
+        allocate_output=_allocator(source, output, order),
+        order=order,
     )
-    queue_behind_caller(source)
-    return Handle(
-        scope.submit(request, background=background), lambda: output[0].to(tensor.device), moved=lambda: output[0]
-    )
+    return Handle(scope.submit(request, background=background), lambda: output[0].to(tensor.device), order=order)
 
 
 def _own_rows(gathered: torch.Tensor, tensor: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
@@ -276,15 +275,16 @@ def start_broadcast(
     """Start a broadcast in place; without `background` it moves while somebody waits."""
     scope = scope_of(process_set)
     memory, copy_back = place_in(tensor, scope)
+    order = stream_order(memory)
     request = Request(
         scope.name("broadcast", name),
         OperationKind.BROADCAST,
         target=buffer_of(memory),
         shape=tuple(tensor.shape),
         root=scope.root(root_rank),
+        order=order,
     )
-    queue_behind_caller(memory)
-    return Handle(scope.submit(request, background=background), lambda: tensor, copy_back, moved=lambda: memory)
+    return Handle(scope.submit(request, background=background), lambda: tensor, copy_back, order=order)
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -311,6 +311,7 @@ def _alltoall(
     if 0 <= sum(rows) < tensor.shape[0]:
         tensor = tensor[: sum(rows)]  # the others stay here, as in Horovod
     source = place(tensor, scope)
+    order = stream_order(source)
     output: list[torch.Tensor] = []
     request = Request(
         scope.name("alltoall", name),
@@ -318,15 +319,15 @@ def _alltoall(
         source=buffer_of(source),
         shape=tuple(source.shape),
         splits=tuple(rows),
-        allocate_output=_allocator(source, output),
+        allocate_output=_allocator(source, output, order),
+        order=order,
     )
-    queue_behind_caller(source)
     handle = scope.submit(request, background=background)
 
     def result() -> tuple[torch.Tensor, torch.Tensor]:
         return output[0].to(tensor.device), torch.tensor(handle.rows, dtype=torch.int32)
 
-    return Handle(handle, result, moved=lambda: output[0])
+    return Handle(handle, result, order=order)
 
 
 def _rows_of(splits: torch.Tensor | Sequence[int]) -> list[int]:
@@ -346,9 +347,13 @@ def _rows_of(splits: torch.Tensor | Sequence[int]) -> list[int]:
     raise OperationError(f"alltoall: splits={splits!r}; give a whole number of rows for each rank, in a list or tensor")
 
 
-def _allocator(source: torch.Tensor, output: list[torch.Tensor]) -> Callable[[tuple[int, ...]], Buffer]:
+def _allocator(
+    source: torch.Tensor, output: list[torch.Tensor], order: StreamOrder | None
+) -> Callable[[tuple[int, ...]], Buffer]:
     def allocate(rows: tuple[int, ...]) -> Buffer:
         output.append(torch.empty((sum(rows), *source.shape[1:]), dtype=source.dtype, device=source.device))
+        if order is not None:
+            order.made(output[0])
         return buffer_of(output[0])
 
     return allocate

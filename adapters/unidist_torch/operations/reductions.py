@@ -11,13 +11,14 @@ from unidist.algorithms import scale_in_place
 from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op, allreduction, check_adasum, reducescattering, reduction_of
 from unidist.horovod_api.scope import Scope, scope_of
-from unidist.negotiation import NamedHandle, OperationKind, Request, reducescatter_rows
+from unidist.negotiation import NamedHandle, Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
 from unidist_torch.operations.compression import Compression, Compressor
 from unidist_torch.operations.handles import AnyHandle, GroupHandle, Handle
-from unidist_torch.operations.places import place, place_in, queue_behind_caller, queue_caller_behind
+from unidist_torch.operations.places import StreamOrder, place, place_in, stream_order
+from unidist_torch.scaling import scaled_integers
 
 Average, Sum, Adasum, Min, Max, Product = Op.Average, Op.Sum, Op.Adasum, Op.Min, Op.Max, Op.Product
 
@@ -304,18 +305,18 @@ def _allreduce(
     tensor: torch.Tensor, target: torch.Tensor | None, name: str | None, reduction: Op, *choices: Any
 ) -> Handle:
     """Start an all-reduce; see `_submit_allreduce`."""
-    started, output, copy_back, moved = _submit_allreduce(tensor, target, name, reduction, *choices, background=True)
-    return Handle(started, lambda: output, copy_back, moved=moved)
+    started, output, copy_back, order = _submit_allreduce(tensor, target, name, reduction, *choices, background=True)
+    return Handle(started, lambda: output, copy_back, order=order)
 
 
 def _allreduce_now(
     tensor: torch.Tensor, target: torch.Tensor | None, name: str | None, reduction: Op, *choices: Any
 ) -> torch.Tensor:
     """Return the result of an all-reduce; see `_submit_allreduce`."""
-    started, output, copy_back, moved = _submit_allreduce(tensor, target, name, reduction, *choices, background=False)
+    started, output, copy_back, order = _submit_allreduce(tensor, target, name, reduction, *choices, background=False)
     started.wait()
-    if moved is not None:
-        queue_caller_behind(moved())
+    if order is not None:
+        order.follow()
     if copy_back is not None:
         copy_back()
     return output
@@ -331,12 +332,12 @@ def _submit_allreduce(
     process_set: ProcessSet,
     *,
     background: bool,
-) -> tuple[NamedHandle, torch.Tensor, Callable[[], object] | None, Callable[[], torch.Tensor] | None]:
+) -> tuple[NamedHandle, torch.Tensor, Callable[[], object] | None, StreamOrder | None]:
     """Start an all-reduce into `target`, which is None or the tensor itself.
 
     Returns:
-        The operation, where its result is, and for `Handle` what puts it there if it was computed elsewhere, and what
-        returns a tensor on a device that the operation has filled.
+        The operation, where its result is, and for `Handle` what puts it there if it was computed elsewhere, and the
+        order of an operation on a device.
     """
     if reduction is Op.Adasum:
         check_adasum(reduction, process_set)
@@ -347,19 +348,16 @@ def _submit_allreduce(
     if target is None and source.is_cpu:
         given = source = source.contiguous()
         result = target = torch.empty_like(source)
+    elif target is None:
+        source = source.contiguous()
+        target = torch.empty_like(source)
+        given = place(source, scope)
+        result, copy_back = place_in(target, scope)
     else:
-        on_host = asked.kind is OperationKind.ADASUM or not _scales_anywhere(source, factor)
-        if target is None:
-            source = source.contiguous()
-            target = torch.empty_like(source)
-            given = place(source, scope, on_host=on_host)
-            result, copy_back = place_in(target, scope, on_host=on_host)
-        else:
-            given, copy_back = place_in(source, scope, on_host=on_host)
-            result = given
+        given, copy_back = place_in(source, scope)
+        result = given
     scaled = given if factor == 1.0 else _scaled(given, factor)
-    if not scaled.is_cpu:
-        queue_behind_caller(scaled, result)
+    order = None if scaled.is_cpu else StreamOrder(scaled, result)
     request = Request(
         name if name and isinstance(name, str) else scope.name("allreduce", name),
         *(asked.kind, buffer_of(scaled, is_ours=True), buffer_of(result, is_ours=True)),
@@ -367,8 +365,9 @@ def _submit_allreduce(
         op=asked.op,
         scale=asked.scale,
         prescale=factor,
+        order=order,
     )
-    return scope.submit(request, background=background), target, copy_back, None if result.is_cpu else lambda: result
+    return scope.submit(request, background=background), target, copy_back, order
 
 
 def _reducescatter(
@@ -384,23 +383,19 @@ def _reducescatter(
     asked = reducescattering(op, prescale=scaling[0], postscale=scaling[1], size=scope.size)
     if not tensor.dim():
         raise OperationError("reducescatter divides rows; a scalar has none")
-    source = place(tensor, scope, on_host=not _scales_anywhere(tensor, asked.prescale))
+    source = place(tensor, scope)
     rows = reducescatter_rows(source.shape[0], scope.size)[scope.rank]
     target = torch.empty((rows, *source.shape[1:]), dtype=source.dtype, device=source.device)
     scaled = _scaled(source, asked.prescale)
-    queue_behind_caller(scaled, target)
+    order = stream_order(scaled, target)
     request = Request(
         *(scope.name("reducescatter", name), asked.kind, buffer_of(scaled), buffer_of(target)),
         shape=tuple(source.shape),
         scale=asked.scale,
         prescale=asked.prescale,
+        order=order,
     )
-    return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device), moved=lambda: target)
-
-
-def _scales_anywhere(tensor: torch.Tensor, factor: float) -> bool:
-    """Return whether `_scaled` can compute this on any device: integers are scaled in float64 by the core."""
-    return factor == 1.0 or tensor.is_floating_point() or tensor.is_complex()
+    return Handle(scope.submit(request, background=background), lambda: target.to(tensor.device), order=order)
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
@@ -408,7 +403,7 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     if factor == 1.0:
         return tensor
     if not tensor.is_cpu:
-        return tensor * factor
+        return tensor * factor if tensor.is_floating_point() or tensor.is_complex() else scaled_integers(tensor, factor)
     scaled = tensor.clone()
     scale_in_place(buffer_of(scaled), factor)
     return scaled

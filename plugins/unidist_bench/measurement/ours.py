@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from typing_extensions import override
 
-from unidist.communicator import Communicator
+from unidist.communicator import Communicator, MessageOrder
 from unidist.errors import UsageError
 from unidist.negotiation import NamedOperations, OperationKind, Request
 from unidist_bench.collectives import Collective
@@ -49,7 +49,7 @@ class CommunicatorSide(Side):
         comm, partner = self._communicator, call.partner
         if partner is None:
             return lambda: None
-        if not comm.capabilities.point_to_point:
+        if comm.capabilities.messages is MessageOrder.NONE:
             raise UsageError(f"{comm.description} cannot send and receive")
 
         def send() -> None:

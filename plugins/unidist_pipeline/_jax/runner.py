@@ -178,7 +178,7 @@ class PipelineRunner(StepRunner):
             users = [self._placement[stage] for stage, places in enumerate(uses) if place in places]
             holders[place] = sorted(set(users or [self._placement[0]]))
         self._params.divide(holders)
-        self._tied = TiedGradients(self._context, self._rank.communicator, holders)
+        self._tied = TiedGradients(self._rank, holders)
         self._markers = markers
         stages = division.stages(markers)
         self._check_held(stages)

@@ -78,7 +78,7 @@ class PipelineRunner(StepRunner):
     def _joined(self) -> _Ranks:
         context = runtime.current()
         rank = PipelineRank(context, self._strategy, TensorFlowFramework())
-        return _Ranks(rank, TiedVariables(context, rank.communicator, self._division.tied))
+        return _Ranks(rank, TiedVariables(rank, self._division.tied))
 
     @property
     def _division(self) -> Division:

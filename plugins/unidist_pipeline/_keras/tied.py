@@ -8,46 +8,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from unidist.communicator import Communicator
-from unidist.runtime_api import RuntimeAPI
+from unidist_pipeline.execution.rank import PipelineRank
 from unidist_tensorflow.memory import NUMPY_DTYPES, array_of, buffer_of_array, dtype_of, empty_array, tensor_of_array
-
-
-class _Groups:
-    """Communicators made by `TiedVariables`, to be closed with the runtime."""
-
-    def __init__(self, context: RuntimeAPI) -> None:
-        self.made: list[Communicator] = []
-
-    def close(self) -> None:
-        for group in self.made:
-            group.close()
 
 
 class TiedVariables:
     """The tied variables of this rank. Creation is collective over the pipeline.
 
     Args:
-        context: the runtime, which closes the communicators made here.
-        communicator: along the pipeline.
+        rank: of the pipeline.
         tied: for each tied variable of the model, in the same order on all ranks: the ranks that hold it, and the
             variable, of which only these ranks have the value.
     """
 
-    def __init__(
-        self, context: RuntimeAPI, communicator: Communicator, tied: Sequence[tuple[Sequence[int], Any]]
-    ) -> None:
-        self._groups: list[tuple[Communicator, list[Any]]] = []
-        owned = context.owned(_Groups)
-        holders: dict[tuple[int, ...], list[Any]] = {}
-        for ranks, variable in tied:
-            holders.setdefault(tuple(ranks), []).append(variable)
-        for ranks, variables in holders.items():
-            is_member = communicator.rank in ranks
-            group = communicator.split(ranks if is_member else ())
-            if group is not None:
-                owned.made.append(group)
-                self._groups.append((group, variables))
+    def __init__(self, rank: PipelineRank, tied: Sequence[tuple[Sequence[int], Any]]) -> None:
+        self._groups = rank.subgroups.of_holders(rank.communicator, [(variable, ranks) for ranks, variable in tied])
 
     def add_up(self, gradients: dict[int, Any]) -> None:
         """Replace the gradients of tied variables, by id, by their sums. Collective over the ranks that hold them."""

@@ -58,10 +58,11 @@ class TorchPipeline(PipelineBinding, KeepsStages):
         program: Program | None,
     ) -> torch.nn.Module:
         uses = [set[str]()] if program is None else [stage.attributes() for stage in program.stages]
+        device = next((each.device for each in model.parameters() if not each.is_meta), torch.device("cpu"))
         division = Division(model, uses, placement)
         stages = [number for number, rank in enumerate(placement) if rank == context.axis_rank(AXIS)]
         programs.set_division(division, division.apply(model, stages))
-        model.__dict__[_DIVIDED] = DividedModel(strategy, programs, division, stages)
+        model.__dict__[_DIVIDED] = DividedModel(strategy, programs, division, stages, device)
         return model
 
     @override

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from unidist.buffer import HOST
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist_pipeline._torch.gradient_sums import GradientSums
+from unidist_pipeline._torch.input_values import InputValues
 from unidist_pipeline._torch.loss_terms import LossOfOutputs
 from unidist_pipeline._torch.mean_check import CheckedLoss
 from unidist_pipeline._torch.model import Division
@@ -26,12 +27,10 @@ from unidist_pipeline.execution.microbatches import bounds, sizes
 from unidist_pipeline.execution.rank import PipelineRank
 from unidist_pipeline.strategy import Pipeline
 from unidist_torch.framework import TorchFramework
-from unidist_torch.memory import DTYPES, memory_kind
+from unidist_torch.memory import DTYPES
 from unidist_torch.models.step_runner import LossFunction, StepRunner, evaluating, gradient_computed, gradient_memory
 
 _DTYPES = tuple(DTYPES)
-_DIGEST_ELEMENTS = 1024
-"""Elements of a tensor, at most, that ranks compare before each run."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,14 @@ class DividedModel:
         programs: of the model, for arguments of any kind.
         division: of its parameters.
         stages: of this rank.
+        device: that the model was on.
     """
 
     strategy: Pipeline
     programs: ModelPrograms
     division: Division
     stages: Sequence[int]
+    device: torch.device
 
 
 class PipelineRunner(StepRunner):
@@ -64,8 +65,8 @@ class PipelineRunner(StepRunner):
     def __init__(self, divided: DividedModel, model: torch.nn.Module, loss_fn: LossFunction, optimizer: Any) -> None:
         runtime = context.current()
         held = list(model.parameters())
-        device = held[0].device if held else torch.device("cpu")
-        memory = memory_kind(held[0]) if held else "host"
+        device = held[0].device if held else divided.device
+        memory = HOST if device.type == "cpu" else str(device)
         self._divided = divided
         self._model = model
         checks = runtime.settings.verify.first and divided.strategy.num_microbatches > 1
@@ -75,7 +76,7 @@ class PipelineRunner(StepRunner):
         self._rank = PipelineRank(runtime, divided.strategy, TorchFramework(), memory=memory)
         self._device = device
         self._sums = GradientSums(lambda parameter: gradient_memory(optimizer, parameter))
-        self._tied = TiedGradients(self._rank.channels, self._rank.rank, divided.division.shared)
+        self._tied = TiedGradients(self._rank, memory, divided.division.shared)
         self._find_weights()
         self._trained: list[bool] = []
 
@@ -138,27 +139,29 @@ class PipelineRunner(StepRunner):
             for number in divided.stages
         }
         word = "train" if trains else "evaluate" if wants_loss else "predict"
+        values = InputValues()
         trained = [each.requires_grad for number in divided.stages for each in self._weights[number]]
         renews = trained != self._trained
         self._trained = trained
         self._rank.run(
             stages,
-            description=f"{word} {len(pieces)} micro-batches of {_described(arguments, values=True)}; "
-            f"targets {_described(targets, values=True)}",
+            description=f"{word} {len(pieces)} micro-batches of {_described(arguments, values)}; "
+            f"targets {_described(targets, values)}",
             keys=[(word, _described(each)) for each in batch.arguments],
             forward_only=not trains,
             renews=renews,
+            values=values.on_device(),
         )
         return outcome
 
     def _loss(self, outcome: StageOutcome) -> torch.Tensor:
-        """Return the loss of the batch, on every rank."""
-        if outcome.losses:
-            total = torch.stack([outcome.losses[index] for index in sorted(outcome.losses)]).sum()
-            self._rank.from_last([float(total), _DTYPES.index(total.dtype)])
-            return total
-        told = self._rank.from_last([0.0, 0.0])
-        return torch.tensor(told[0], dtype=_DTYPES[int(told[1])])
+        """Return the loss of the batch, on every rank, in host memory."""
+        own = [0.0, 0.0]
+        if outcome.loss is not None:
+            total = outcome.loss.wait()
+            own = [float(total), _DTYPES.index(total.dtype)]
+        value, number = self._rank.from_last(own)
+        return torch.tensor(value, dtype=_DTYPES[int(number)])
 
     # Gradients
 
@@ -213,28 +216,23 @@ class PipelineRunner(StepRunner):
             gradient_computed(self._optimizer, parameter)
 
 
-def _described(value: Any, *, values: bool = False) -> str:
+def _described(value: Any, values: InputValues | None = None) -> str:
     """Return shapes and types of tensors, and other values, as text: equal for structures of the same form.
 
-    With `values` also a digest of (some of) the tensors' values: ranks with different data would train the outputs of
-    one batch on the targets of another.
+    Args:
+        value: any.
+        values: tells a digest of each tensor, too; ranks with different data would train the outputs of one batch on
+            the targets of another.
     """
     if isinstance(value, torch.Tensor):
         form = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        return f"{form} (digest {_digest(value)})" if values and value.layout is torch.strided else form
+        return form if values is None or value.layout is not torch.strided else f"{form} ({values.digest(value)})"
     parts = parts_of(value)
     if parts is None:
         return str(getattr(value, "__qualname__", None) or repr(value))
-    texts = [(key, _described(item, values=values)) for key, item in parts]
+    texts = [(key, _described(item, values)) for key, item in parts]
     if type(value) in (tuple, list):
         inside = ", ".join(text for _, text in texts)
         return f"({inside})" if type(value) is tuple else f"[{inside}]"
     inside = ", ".join(f"{key}: {text}" for key, text in texts)
     return f"{{{inside}}}" if type(value) is dict else f"{type(value).__qualname__}({inside})"
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    flat = tensor.detach().reshape(-1)
-    step = -(-flat.numel() // _DIGEST_ELEMENTS) | 1  # odd: an even one could meet the same column of each row
-    sample = flat[::step].contiguous().view(torch.uint8).cpu()
-    return hashlib.blake2b(sample.numpy().tobytes(), digest_size=8).hexdigest()

@@ -18,6 +18,7 @@ from unidist_pipeline._torch.tracing.program import Program
 from unidist_pipeline._torch.tracing.values import gradient_message, gradients_of, message_of, value_of
 from unidist_pipeline.execution.executor import Stage
 from unidist_pipeline.execution.messages import Message
+from unidist_torch.host_copies import HostCopy
 from unidist_torch.models.step_runner import LossFunction, PartOfOutputs
 
 
@@ -99,10 +100,23 @@ class _SavedForward:
 
 @dataclass
 class StageOutcome:
-    """Results of the last stage."""
+    """Results of the last stage.
+
+    Args:
+        losses: of each micro-batch, weighted.
+        loss: their sum, as soon as all are queued: the host need not wait for what comes after them.
+        outputs: of each micro-batch, if no loss is wanted.
+    """
 
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
+    loss: HostCopy | None = None
     outputs: dict[int, Any] = field(default_factory=dict)
+
+    def add(self, microbatch: int, loss: torch.Tensor, num_microbatches: int) -> None:
+        """Take the loss of a micro-batch, one of so many."""
+        self.losses[microbatch] = loss
+        if len(self.losses) == num_microbatches:
+            self.loss = HostCopy(torch.stack([self.losses[index] for index in sorted(self.losses)]).sum())
 
 
 class TorchStage(Stage):
@@ -209,7 +223,7 @@ class TorchStage(Stage):
                 f"the loss function must return the mean over the samples, a scalar tensor; it returned {found}"
             )
         weighted = loss * batch.weights[microbatch] if len(batch.weights) > 1 else loss
-        self._outcome.losses[microbatch] = weighted.detach()
+        self._outcome.add(microbatch, weighted.detach(), len(batch.weights))
         if not batch.trains:
             return []
         if not weighted.requires_grad:

@@ -1,25 +1,30 @@
 """The messages of one rank of a pipeline: receives are posted early, sends are waited for at the end.
 
-The first message of a kind is preceded by its description (`messages.Form`). Until that has arrived, nothing after it
-can be received from the same rank either, because messages arrive in order; later messages are queued, and posted as
-soon as their form is known. A rank waits here only for what it needs to compute, so an engine whose sends wait for the
-receiver cannot deadlock.
+The first message of a kind is preceded by its description (`messages.Form`), in host memory. Until that has arrived,
+nothing after it can be received from the same rank either, because messages arrive in order; later messages are queued,
+and posted as soon as their form is known. A rank waits here only for what it needs to compute, so an engine whose sends
+wait for the receiver cannot deadlock.
+
+Where an engine wants messages in matching order (`routes`), each is posted where the schedule lists it. So a receive
+waits for an unknown form there.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator, Work
-from unidist.errors import ConfigurationError, PeerLostError, UsageError
+from unidist.errors import PeerLostError, UsageError
 from unidist.framework import Framework
 from unidist.negotiation.objects import gather_objects
 from unidist_pipeline.execution.messages import Form, KnownForms, Message, TensorForm, pack, unpack
+from unidist_pipeline.execution.routes import Routes
 from unidist_pipeline.schedules.facts import Fact
 
 _DIGEST_BYTES = 16
@@ -43,23 +48,15 @@ class Channels:
     """Sends and receives along a pipeline.
 
     Args:
-        communicators: along the pipeline, by kind of memory; used by nobody else. "host" is required.
+        routes: of the messages, by kind of memory; used by nobody else. "host" is required.
         framework: of the tensors.
         memory: of this rank's tensors of other kinds than "host" ("cuda:1").
-
-    Raises:
-        ConfigurationError: an engine has no messages.
     """
 
-    def __init__(self, communicators: Mapping[str, Communicator], framework: Framework, *, memory: str = HOST) -> None:
-        for kind, communicator in communicators.items():
-            if communicator.size > 1 and not communicator.capabilities.point_to_point:
-                raise ConfigurationError(
-                    f"pipeline: stages send each other messages, and the engine of {kind} memory "
-                    f"({communicator.description}) has collectives only. Use --engine gloo"
-                )
-        self._communicators = communicators
-        self._host = communicators[HOST]
+    def __init__(self, routes: Mapping[str, Routes], framework: Framework, *, memory: str = HOST) -> None:
+        self._routes = routes
+        self._matched = any(each.matched for each in routes.values())
+        self._host = routes[HOST].communicator
         self._framework = framework
         self._memory = memory
         self._agreement = KnownForms()
@@ -86,6 +83,21 @@ class Channels:
         self._source.clear()
         self._arrived.clear()
         self._keys = keys
+        self._compare(description, renews=renews)
+
+    def end_run(self, description: str) -> None:
+        """Compare what was not known when the run began. Collective.
+
+        Args:
+            description: equal on every rank.
+
+        Raises:
+            DifferentInputsError: the descriptions differ; shows them.
+        """
+        self._compare(description)
+
+    def _compare(self, description: str, *, renews: bool = False) -> None:
+        """Raise the same error on all ranks if their descriptions differ; drop all forms if one of them renews."""
         host = self._host
         if host.size == 1:
             return
@@ -130,11 +142,22 @@ class Channels:
             self._post(self._framework.buffer(tensor), to, what)
 
     def receive(self, fact: Fact, *, source: int) -> None:
-        """Begin to receive the message that brings `fact`, as far as possible; in the order of the schedule."""
+        """Begin to receive the message that brings `fact`, as far as possible; in the order of the schedule.
+
+        Where messages have to be issued in matching order, the first of a kind waits for its form, and so for its
+        sender.
+
+        Raises:
+            PeerLostError: the sender is lost, or did not arrive.
+        """
         self._source[fact] = source
         queue = self._queues.setdefault(source, deque())
         queue.append(_Incoming(fact))
         self._post_known(source)
+        if self._matched:
+            with self._waiting(f"waited for the form of {_describe(fact)} from rank {self._world(source)}"):
+                while queue:
+                    self._learn(source)
 
     def wait_for(self, fact: Fact) -> Message:
         """Wait for the message that brings `fact`, for which `receive` was called, and return it.
@@ -143,7 +166,7 @@ class Channels:
             PeerLostError: its sender is lost, or did not arrive.
         """
         source = self._source.pop(fact)
-        try:
+        with self._waiting(f"waited for {_describe(fact)} from rank {self._world(source)}"):
             while fact not in self._arrived:
                 self._learn(source)
             item = self._arrived.pop(fact)
@@ -151,8 +174,6 @@ class Channels:
             assert item.works is not None
             for work in item.works:
                 work.wait()
-        except PeerLostError as error:
-            raise self._explained(error, f"waited for {_describe(fact)} from rank {self._world(source)}") from error
         tensors: list[Any] = [
             self._framework.tensor(buffer, form.shape)
             for buffer, form in zip(item.buffers, item.form.tensors, strict=True)
@@ -167,14 +188,12 @@ class Channels:
         """
         while self._sending:
             work, _, to, what = self._sending.popleft()
-            try:
+            with self._waiting(f"waited for rank {self._world(to)} to take {what}"):
                 work.wait()
-            except PeerLostError as error:
-                raise self._explained(error, f"waited for rank {self._world(to)} to take {what}") from error
 
     def _post(self, buffer: Buffer, to: int, what: str) -> None:
-        communicator = self.communicator(buffer.memory)
-        self._sending.append((communicator.send(buffer, to=to), buffer, to, what))
+        work = self._route(buffer.memory).send(buffer, to=to)
+        self._sending.append((work, buffer, to, what))
 
     def _post_known(self, source: int) -> None:
         """Begin to receive the first messages of the queue, as far as their forms are known."""
@@ -187,7 +206,7 @@ class Channels:
             queue.popleft()
             item.form = form
             item.buffers = [self.allocate(each) for each in form.tensors]
-            item.works = [self.communicator(each.memory).recv(each, source=source) for each in item.buffers]
+            item.works = [self._route(each.memory).recv(each, source=source) for each in item.buffers]
             self._arrived[item.fact] = item
 
     def _learn(self, source: int) -> None:
@@ -210,9 +229,12 @@ class Channels:
         return self._framework.allocate(count, form.dtype, self._memory)
 
     def communicator(self, memory: str) -> Communicator:
-        """Return the communicator for a kind of memory."""
+        """Return the communicator of all ranks for a kind of memory: for collectives between the runs."""
+        return self._route(memory).communicator
+
+    def _route(self, memory: str) -> Routes:
         kind = memory.partition(":")[0]
-        found = self._communicators.get(kind)
+        found = self._routes.get(kind)
         if found is None:
             raise UsageError(
                 f"a stage passes on a tensor in memory of kind {memory!r}, but this rank's model is in "
@@ -220,10 +242,14 @@ class Channels:
             )
         return found
 
-    def _explained(self, error: PeerLostError, what: str) -> PeerLostError:
-        """Return the error with a note on what this rank was doing."""
-        host = self._host
-        return type(error)(f"{error} (rank {self._world(host.rank)} {what}, in a pipeline)", ranks=error.ranks)
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        """Add to the error of a lost peer what this rank was doing."""
+        try:
+            yield
+        except PeerLostError as error:
+            rank = self._world(self._host.rank)
+            raise type(error)(f"{error} (rank {rank} {what}, in a pipeline)", ranks=error.ranks) from error
 
     def _world(self, rank: int) -> int:
         return self._host.members[rank]

@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from unidist.buffer import HOST, Buffer, DType
-from unidist.errors import PeerLostError, PluginError
+from unidist.errors import PeerLostError, PluginError, UsageError
 from unidist.mesh import SAMPLE_AXES
 from unidist.negotiation.objects import gather_objects
 from unidist_pipeline.execution.channels import Channels, DifferentInputsError
 from unidist_pipeline.execution.executor import Executor, Stage
 from unidist_pipeline.execution.messages import Form, Message
+from unidist_pipeline.execution.routes import Routes, routes_between
+from unidist_pipeline.execution.subgroups import Subgroups
 
 if TYPE_CHECKING:
+    from unidist.communicator import Communicator
     from unidist.framework import Framework
     from unidist.runtime_api import RuntimeAPI
     from unidist_pipeline.schedules.model import Schedule
@@ -33,6 +36,7 @@ class PipelineRank:
     Attributes:
         rank: place along the pipeline.
         size: ranks of the pipeline.
+        subgroups: of its communicators.
     """
 
     def __init__(self, context: RuntimeAPI, strategy: Pipeline, framework: Framework, *, memory: str = HOST) -> None:
@@ -45,12 +49,14 @@ class PipelineRank:
         self._framework = framework
         self._schedules: dict[int, Schedule] = {}
         self._placement = strategy.build(context.plugins, 1).placement
-        communicators = {
-            kind: context.new_communicator(AXIS, memory=kind)
-            for kind in dict.fromkeys((HOST, memory.partition(":")[0]))
-        }
-        self.communicator = communicators[HOST]
-        self.channels = Channels(communicators, framework, memory=memory)
+        self.subgroups = context.owned(Subgroups)
+        self.communicator = context.new_communicator(AXIS)
+        kind = memory.partition(":")[0]
+        routes = {HOST: self._routes(HOST, self.communicator)}
+        self._check_memory(kind)
+        if kind != HOST:
+            routes[kind] = self._routes(kind, context.new_communicator(AXIS, memory=kind))
+        self.channels = Channels(routes, framework, memory=memory)
         mesh = context.mesh
         self._exchanging = {  # by axis whose ranks exchange tokens in each micro-batch, of different samples
             axis: context.new_communicator(axis) for axis in mesh.members(SAMPLE_AXES) if axis in mesh.model_axes
@@ -82,6 +88,7 @@ class PipelineRank:
         forward_only: bool = False,
         renews: bool = False,
         before: Callable[[], None] | None = None,
+        values: Callable[[], str] | None = None,
     ) -> None:
         """Run one step over this rank's stages. Every rank of the pipeline makes the same call, within `guarded`.
 
@@ -92,6 +99,8 @@ class PipelineRank:
             forward_only: no backward passes.
             renews: see `Channels.begin_run`.
             before: called when it is certain that all ranks do the same.
+            values: returns the rest of the description, which a device had still to compute; called when everything was
+                queued there. None on every rank, or on none.
 
         Raises:
             DifferentInputsError: ranks of the pipeline have different inputs, or those of a strategy that exchanges in
@@ -103,6 +112,22 @@ class PipelineRank:
             before()
         executor = Executor(self.channels, stages, self._context.recorder)
         executor.run(self.schedule(len(keys)), self.rank, forward_only=forward_only)
+        if values is not None:
+            self.channels.end_run(values())
+
+    def _routes(self, kind: str, communicator: Communicator) -> Routes:
+        return Routes(kind, communicator, routes_between(self._placement), self.subgroups.split)
+
+    def _check_memory(self, kind: str) -> None:
+        """Raise UsageError on all ranks if some would wait for a communicator that the others do not make."""
+        kinds = gather_objects(self.communicator, kind)
+        if len(set(kinds)) > 1:
+            members = self.communicator.members
+            found = "; ".join(f"rank {rank}: {each}" for rank, each in zip(members, kinds, strict=True))
+            raise UsageError(
+                f"pipeline={self.size}: the parts of the model are in different kinds of memory ({found}); move the "
+                "whole model to ud.device() on every rank before it is divided"
+            )
 
     def _check_counts(self, num_microbatches: int) -> None:
         for axis, communicator in self._exchanging.items():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from unidist.buffer import Buffer, DType
-from unidist.communicator import Communicator, ReduceOp
+from unidist.communicator import Communicator, MessageOrder, ReduceOp
 from unidist.errors import ConfigurationError, UsageError
 from unidist.runtime import context
 
@@ -69,7 +69,7 @@ def measure() -> RankFigures:
 def _measured(world: Communicator) -> RankFigures:
     if world.size < 2:
         raise UsageError("one rank exchanges nothing; measure with 2 or more")
-    if not world.capabilities.point_to_point:
+    if world.capabilities.messages is MessageOrder.NONE:
         raise ConfigurationError(
             f"{world.description} cannot send and receive, so messages cannot be timed; choose another engine"
         )

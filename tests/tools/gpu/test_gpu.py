@@ -42,7 +42,7 @@ def test_ranks_that_cannot_share_a_gpu_are_left_out(tmp_path: Path) -> None:
     assert len(several) >= 7
     assert several <= left_out(Machine(1, may_share=False, has_jax=True))
     assert not several & left_out(Machine(1, may_share=True, has_jax=True))
-    assert not several - {"equality-4"} & left_out(Machine(2, may_share=False, has_jax=True))
+    assert not several - {"equality-4", "pipeline-4"} & left_out(Machine(2, may_share=False, has_jax=True))
     assert not several & left_out(REHEARSAL)
     shared = sections(Machine(1, may_share=True, has_jax=True, preload="nccl.so"), tmp_path)
     assert all(each.variables["LD_PRELOAD"] == "nccl.so" for each in shared)

@@ -11,7 +11,7 @@ import pytest
 
 from unidist.algorithms import ALGORITHMS, AlgorithmCommunicator
 from unidist.buffer import HOST, Buffer, DType
-from unidist.communicator import Communicator, ReduceOp
+from unidist.communicator import Communicator, MessageOrder, ReduceOp
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError
 from unidist.testing.recording import RecordingCommunicator
 from unidist.testing.threads import ThreadCommunicator, ThreadWorld
@@ -110,7 +110,7 @@ def test_an_engine_without_messages_or_host_memory_is_refused() -> None:
     def main(communicator: Communicator) -> None:
         capabilities = communicator.capabilities
         for lacking in (
-            replace(capabilities, point_to_point=False),
+            replace(capabilities, messages=MessageOrder.NONE),
             replace(capabilities, memory_kinds=frozenset("cuda")),
         ):
             communicator.capabilities = lacking

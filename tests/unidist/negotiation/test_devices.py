@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -13,12 +13,14 @@ import numpy.typing as npt
 import pytest
 from typing_extensions import override
 
+from unidist.algorithms import adasum_allreduce
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import Communicator
 from unidist.errors import ConfigurationError, MismatchError, PeerLostError
 from unidist.negotiation import (
     CommunicatorRendezvous,
     DeviceConnector,
+    DeviceOrder,
     NegotiationOptions,
     Negotiator,
     OperationKind,
@@ -43,6 +45,7 @@ class Device(RunsOnDevice):
         self.calls: list[str] = []
         self.is_queueing = False
         self.size, self.rank = inner.size, inner.rank
+        self.is_closed = False
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self.inner, name)
@@ -74,6 +77,32 @@ class Device(RunsOnDevice):
         self.calls.append("copy")
         for source, target in zip(sources, targets, strict=True):
             plain(target).bytes()[:] = plain(source).bytes()
+
+    @override
+    def adasum_on_device(self, source: Buffer, target: Buffer, *, scale: float) -> None:
+        assert self.is_queueing
+        self.calls.append("adasum")
+        adasum_allreduce(self.inner, plain(source), plain(target), scale=scale)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.inner.close()
+
+
+class Order(DeviceOrder):
+    def __init__(self, device: Callable[[], Device], name: str) -> None:
+        self.device = device
+        self.name = name
+
+    @override
+    def begin(self) -> None:
+        assert self.device().is_queueing
+        self.device().calls.append(f"begin {self.name}")
+
+    @override
+    def end(self) -> None:
+        assert self.device().is_queueing
+        self.device().calls.append(f"end {self.name}")
 
 
 class Connector(DeviceConnector):
@@ -144,6 +173,33 @@ def test_small_ones_are_fused_on_the_device_and_others_run_there() -> None:
     with ThreadWorld(3) as world:
         for calls in world.run(main):
             assert calls == ["copy", "allreduce", "copy", "allgather", "broadcast"]
+
+
+def test_operations_are_ordered_with_their_submitters_and_devices_are_closed() -> None:
+    def main(communicator: Communicator) -> list[str]:
+        rank, connector = communicator.rank, Connector()
+        names = negotiator(communicator, connector)
+        for listed in (["alone"], ["a", "b"]):
+            requests = [summed(name, np.ones(2, np.float32), rank) for name in listed]
+            for request in requests:
+                request.order = Order(lambda: connector.devices[0], request.name)
+            for handle in [names.submit(request) for request in requests]:
+                handle.wait()
+        vector = np.array([rank, 1 - rank], np.float32)
+        memory = on_gpu(vector, rank)
+        names.submit(Request("adasum", OperationKind.ADASUM, memory, memory, vector.shape)).wait()
+        np.testing.assert_array_equal(vector, np.ones(2, np.float32))
+        names.close()
+        assert connector.devices[0].is_closed
+        return connector.devices[0].calls
+
+    with ThreadWorld(2) as world:
+        for calls in world.run(main):
+            assert calls == [
+                *("begin alone", "allreduce", "end alone"),
+                *("begin a", "begin b", "copy", "allreduce", "copy", "end a", "end b"),
+                "adasum",
+            ]
 
 
 def test_device_and_host_memory_of_one_name_do_not_match() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from unidist.communicator import ReduceOp
+from unidist.communicator import MessageOrder, ReduceOp
 from unidist.runtime import context
 from unidist_context_parallel.layout.sequence import AXIS
 from unidist_torch.memory import buffer_of, memory_kind
@@ -126,7 +126,7 @@ class ContextAxis:
     def start_shift(self, source: torch.Tensor, target: torch.Tensor) -> list[Work]:
         """Send a contiguous tensor to the next rank, and receive that of the rank before into `target`."""
         communicator = self._on(source)
-        if not communicator.capabilities.point_to_point:
+        if communicator.capabilities.messages is not MessageOrder.ANY:  # all ranks send at once
             sent, received = [0] * self.size, [0] * self.size
             sent[(self.rank + 1) % self.size] = source.numel()
             received[(self.rank - 1) % self.size] = target.numel()

@@ -17,11 +17,10 @@ torch = pytest.importorskip("torch", reason="the engine nccl is PyTorch's")
 import torch.distributed as dist  # noqa: E402 - after the check for torch
 
 import unidist.torch as ud  # noqa: E402
-from unidist.buffer import Buffer, DType  # noqa: E402
 from unidist.communicator import ReduceOp  # noqa: E402
 from unidist.errors import ConfigurationError, PeerLostError, StalledError, UsageError  # noqa: E402
 from unidist.jobs.pool.pool import RankPool  # noqa: E402
-from unidist_torch.engines import nccl  # noqa: E402
+from unidist_torch.engines import engine, nccl  # noqa: E402
 from unidist_torch.engines.store import SharedStore  # noqa: E402
 
 Pool = Callable[..., RankPool]
@@ -185,15 +184,6 @@ def test_a_tensor_on_another_device_is_refused() -> None:
     comm.close()
 
 
-def test_messages_are_refused() -> None:
-    comm = communicator(waits_on_host=False)
-    with pytest.raises(UsageError, match=r"collectives only.* --engine gloo"):
-        comm.send(Buffer.allocate(1, DType.UINT8), to=1)
-    with pytest.raises(UsageError, match=r"collectives only.* --engine gloo"):
-        comm.recv(Buffer.allocate(1, DType.UINT8), source=1)
-    comm.close()
-
-
 class FakeNccl(Group):
     """Torch's class, of which the CPU's build has nothing."""
 
@@ -243,12 +233,12 @@ def test_ranks_that_do_not_come_are_an_error_and_no_hang(seen: list[Any]) -> Non
 
 def test_two_ranks_on_one_device_are_an_error() -> None:
     shared = ["GPU a", "GPU b", "GPU a"]
-    nccl.check_devices(["GPU a", "GPU b", "GPU c"], may_share=False, version=(2, 28, 9))
-    nccl.check_devices(shared, may_share=True, version=(2, 30, 7))
+    nccl.check_devices(["GPU a", "GPU b", "GPU c"], members=range(3), may_share=False, version=(2, 28, 9))
+    nccl.check_devices(shared, members=range(3), may_share=True, version=(2, 30, 7))
     with pytest.raises(ConfigurationError, match=r"ranks 0, 2 use GPU a.*--engine gloo"):
-        nccl.check_devices(shared, may_share=False, version=(2, 30, 7))
+        nccl.check_devices(shared, members=range(3), may_share=False, version=(2, 30, 7))
     with pytest.raises(ConfigurationError, match=r"ranks 0, 2 use GPU a: that needs NCCL 2.30 .* this is 2.28.9"):
-        nccl.check_devices(shared, may_share=True, version=(2, 28, 9))
+        nccl.check_devices(shared, members=range(3), may_share=True, version=(2, 28, 9))
 
 
 def test_sockets_use_the_interface_of_the_hosts_address() -> None:
@@ -314,8 +304,29 @@ def test_every_collective_has_its_result(pool: Pool, tmp_path_factory: Any, wait
             token = torch.tensor([float(rank)])
             comm.broadcast(ud.buffer(token), root=1).wait()
             assert token.item() == 1.0
+            if not waits_on_host:
+                message = torch.tensor([3.0 + rank])
+                (comm.send(ud.buffer(message), to=1) if rank == 0 else comm.recv(ud.buffer(message), source=0)).wait()
+                assert message.item() == 3.0
             comm.barrier().wait()
         part.close()
         world.close()
 
     pool(2, "shm").run(on_rank, per_rank_args=[(0,), (1,)])
+
+
+def test_a_pytorch_that_is_newer_than_all_known_ones_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for version in ("2.6.0", "2.14.1+cu130", "2.15.0"):
+        engine._warn_of_torch(version)
+    assert not caplog.records
+    engine._warn_of_torch("2.99.0a0+git1")
+    assert "engine nccl works with torch >= 2.6, < 2.16, and 2.99.0a0+git1 is installed" in caplog.text
+
+
+def test_a_pytorch_without_the_class_that_the_engine_drives_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=None, abort=None), raising=False)
+    found = engine.NcclEngine().availability()
+    assert not found.usable
+    assert "ProcessGroupNCCL with eager_connect_single_device, shutdown; install torch >= 2.6, < 2.16" in found.reason

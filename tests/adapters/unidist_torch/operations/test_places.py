@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from unidist_torch.operations.places import place, place_in, queue_behind_caller, queue_caller_behind
+from unidist_torch.operations.places import place, place_in, stream_order
 
 
 class Scope:
@@ -50,13 +50,8 @@ def test_device_memory_stays_where_the_operation_can_use_it() -> None:
     placed, copy_back = place_in(tensor, DEVICES)
     assert placed.device.type == "meta"
     assert copy_back is None
-    for scope, on_host in ((HOST_ONLY, False), (DEVICES, True)):
-        with pytest.raises(NotImplementedError, match="meta"):  # has no numbers that could be copied to the host
-            place(tensor, scope, on_host=on_host)
-
-
-def tensor_on_device(log: list[str]) -> Any:
-    return SimpleNamespace(is_cpu=False, device="cuda:1", record_stream=lambda stream: log.append(f"keep for {stream}"))
+    with pytest.raises(NotImplementedError, match="meta"):  # has no numbers that could be copied to the host
+        place(tensor, HOST_ONLY)
 
 
 class Stream:
@@ -64,29 +59,37 @@ class Stream:
         self._name = name
         self._log = log
 
-    def wait_stream(self, other: Stream) -> None:
-        self._log.append(f"{self} waits for {other}")
+    def record_event(self) -> str:
+        return f"what {self._name} had then"
 
-    def __str__(self) -> str:
-        return self._name
+    def wait_event(self, event: str) -> None:
+        self._log.append(f"{self._name} waits for {event}")
 
 
-@pytest.mark.parametrize("is_side_stream", [False, True])
-def test_operations_are_ordered_between_what_the_caller_queues(
-    monkeypatch: pytest.MonkeyPatch, is_side_stream: bool
-) -> None:
+def test_an_operation_is_ordered_between_what_its_caller_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    default, side = Stream("default", log), Stream("side", log)
-    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: default)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: side if is_side_stream else default)
-    tensor = tensor_on_device(log)
-    queue_behind_caller(tensor)
-    log.append("operation")
-    queue_caller_behind(tensor)
-    before, after = ["default waits for side", "keep for default"], ["side waits for default", "keep for side"]
-    assert log == ([*before, "operation", *after] if is_side_stream else ["operation"])
+
+    def tensor(name: str) -> Any:
+        keep = lambda stream: log.append(f"{name} stays for {stream._name}")  # noqa: E731 - short
+        return SimpleNamespace(is_cpu=False, device="cuda:1", record_stream=keep)
+
+    def run_on(name: str) -> None:
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(name, log))
+
+    run_on("caller")
+    order = stream_order(tensor("x"))
+    assert order is not None
+    run_on("operation")
+    order.begin()
+    order.made(tensor("y"))
+    order.end()
+    run_on("caller")
+    order.follow()
+    assert log == [
+        *("operation waits for what caller had then", "x stays for operation"),
+        *("caller waits for what operation had then", "x stays for caller", "y stays for caller"),
+    ]
 
 
-def test_host_memory_asks_for_no_stream() -> None:
-    queue_behind_caller(torch.ones(1))
-    queue_caller_behind(torch.ones(1))
+def test_host_memory_has_no_order() -> None:
+    assert stream_order(torch.ones(1)) is None

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
 
 from unidist.buffer import Buffer
-from unidist.communicator import Communicator, Work
+from unidist.communicator import Communicator, MessageOrder, Work
 from unidist.errors import ConfigurationError
 from unidist.testing import RecordingCommunicator
 from unidist_context_parallel._torch.divided.axis import ContextAxis
@@ -169,19 +169,21 @@ def test_heads_that_do_not_divide_are_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("length", [T, 3])  # with 3 tokens a rank has none
-def test_an_engine_without_messages_shifts_by_its_all_to_all(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+def test_an_engine_on_which_all_ranks_cannot_send_at_once_shifts_by_its_all_to_all(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
     plain = ContextAxis._on
-    monkeypatch.setattr(ContextAxis, "_on", lambda axis, tensor: _WithoutMessages(plain(axis, tensor)))
+    monkeypatch.setattr(ContextAxis, "_on", lambda axis, tensor: _InOrder(plain(axis, tensor)))
     inputs = {"q": Q[:, :, :length], "k": K[:, :, :length], "v": W[:, :, :length]}
     assert error_of(lambda q, k, v: attend(q, k, v, is_causal=True), inputs, dict.fromkeys(inputs, 2), 2) < 1e-12
 
 
-class _WithoutMessages(RecordingCommunicator):
+class _InOrder(RecordingCommunicator):
     """As NCCL's is."""
 
     def __init__(self, inner: Communicator) -> None:
         super().__init__(inner)
-        self.capabilities = replace(inner.capabilities, point_to_point=False)
+        self.capabilities = replace(inner.capabilities, messages=MessageOrder.MATCHED)
 
     def send(self, buffer: Buffer, *, to: int) -> Work:
         raise AssertionError("it has no messages")

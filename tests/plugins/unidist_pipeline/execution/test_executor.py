@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,17 @@ from unidist.testing.recording import RecordingCommunicator
 from unidist_pipeline.execution.channels import Channels, DifferentInputsError
 from unidist_pipeline.execution.executor import Executor, Stage
 from unidist_pipeline.execution.messages import Form, Message, StageFormError, TensorForm
+from unidist_pipeline.execution.routes import Routes
 from unidist_pipeline.schedules.model import Schedule
 from unidist_pipeline.simulation.costs import Costs
 from unidist_pipeline.simulation.simulator import simulate
 from unidist_torch.framework import TorchFramework
 
 torch = pytest.importorskip("torch", reason="its tensors are the messages")
+
+
+def routes_over(communicator: Any) -> dict[str, Routes]:
+    return {HOST: Routes(HOST, communicator, (), lambda whole, ranks: None)}
 
 
 class Adding(Stage):
@@ -84,7 +90,7 @@ def test_every_schedule_brings_every_message_to_its_stage() -> None:
 
     def main(communicator: Communicator) -> None:
         for schedule in schedules:
-            channels = Channels({HOST: communicator}, TorchFramework())
+            channels = Channels(routes_over(communicator), TorchFramework())
             sizes = [3] * (schedule.num_microbatches - 1) + [2]
             for turn in range(2):  # before the forms are known, and after
                 stages = stages_of(schedule, communicator.rank, sizes)
@@ -110,7 +116,7 @@ def test_a_form_is_sent_once() -> None:
 
     def main(communicator: Communicator) -> list[int]:
         records: list[object] = []
-        channels = Channels({HOST: RecordingCommunicator(communicator, records)}, TorchFramework())  # type: ignore[arg-type]
+        channels = Channels(routes_over(RecordingCommunicator(communicator, records)), TorchFramework())
         counts = []
         for _ in range(2):
             records.clear()
@@ -125,7 +131,7 @@ def test_a_form_is_sent_once() -> None:
 
 def test_another_form_than_agreed_is_refused_and_named() -> None:
     def main(communicator: Communicator) -> None:
-        channels = Channels({HOST: communicator}, TorchFramework())
+        channels = Channels(routes_over(communicator), TorchFramework())
         channels.begin_run("", ["a", "a"])
         if communicator.rank:
             return
@@ -141,7 +147,7 @@ def test_another_form_than_agreed_is_refused_and_named() -> None:
 
 def test_ranks_that_begin_something_else_are_told() -> None:
     def main(communicator: Communicator) -> None:
-        channels = Channels({HOST: communicator}, TorchFramework())
+        channels = Channels(routes_over(communicator), TorchFramework())
         with pytest.raises(DifferentInputsError, match=r"rank 0: step 0; rank 1: step 1"):
             channels.begin_run(f"step {communicator.rank}", [])
         channels.begin_run("the same", [])
@@ -204,7 +210,7 @@ def test_messages_and_computing_overlap_as_the_simulator_says(name: str) -> None
     costs = Costs(forward=unit, backward=2 * unit, message=delay)
 
     def main(communicator: Communicator) -> float:
-        channels = Channels({HOST: _Slow(communicator, delay)}, TorchFramework())  # type: ignore[dict-item]
+        channels = Channels(routes_over(_Slow(communicator, delay)), TorchFramework())
         for _ in range(2):  # the first one agrees on forms, and waits for them
             work = lambda kind: time.sleep(durations[kind])  # noqa: E731 - one line says it
             number = schedule.stages[communicator.rank][0]
