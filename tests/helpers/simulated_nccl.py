@@ -79,11 +79,7 @@ class SimulatedNccl:
 
     def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
         self._rank, self._size, self._options = rank, size, options
-        self._name = ""
-        if options.split_from is None:
-            if rank == 0:
-                store.set("identifier", f"group {next(_identifiers)}")
-            self._name = store.get("identifier").decode()
+        self._name, self._store = "", store
         self._numbers, self._splits = itertools.count(), itertools.count()
         self._messages: dict[tuple[int, int], int] = {}
         self._num_alltoalls = 0
@@ -93,6 +89,10 @@ class SimulatedNccl:
         """Make the group's stream."""
         if self._options.split_from is not None:
             self._name = self._options.split_from._divide(self._options.split_color)
+        else:
+            if self._rank == 0:
+                self._store.set("identifier", f"group {next(_identifiers)}")
+            self._name = self._store.get("identifier").decode()
         self._stream = Stream(device)
 
     def perform_nocolor_split(self, device: torch.device) -> None:

@@ -31,6 +31,7 @@ from unidist.communicator import Communicator, MessageOrder  # noqa: E402
 from unidist.errors import PeerLostError, UsageError  # noqa: E402
 from unidist.runtime import context  # noqa: E402
 from unidist_pipeline.execution.channels import Channels, DifferentInputsError  # noqa: E402
+from unidist_torch.engines import engine as nccl_connecting  # noqa: E402
 from unidist_torch.engines import nccl as nccl_engine  # noqa: E402
 
 ORDERS = ("early", "late")
@@ -117,6 +118,30 @@ def test_ranks_with_different_values_on_their_devices_raise(machine: Machine, tr
 
     models = [make_model(seed=rank) for rank in range(2)]
     on_ranks(machine, main)
+
+
+def test_evaluating_and_predicting_has_the_numbers_of_one_process(machine: Machine) -> None:
+    def main(rank: int) -> tuple[float, list[list[float]]]:
+        device = ud.device()
+        model = models[rank].to(device)
+        step = ud.TrainStep(model, torch.optim.SGD(model.parameters()), torch.nn.functional.mse_loss, "pipeline=2")
+        x, y = (each.to(device) for each in batches()[0])
+        return float(step.evaluate(x, y)), step.predict(x).tolist()
+
+    models = [make_model(seed=rank) for rank in range(2)]
+    x, y = batches()[0]
+    outputs = make_model()(x).detach()
+    for loss, predicted in on_ranks(machine, main):
+        assert loss == pytest.approx(float(torch.nn.functional.mse_loss(outputs, y)), abs=1e-12)
+        assert float((torch.tensor(predicted, dtype=x.dtype) - outputs).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "interleaved"])
+def test_where_every_wait_is_one_of_the_host_the_numbers_are_the_same(machine: Machine, schedule: str) -> None:
+    """As in elastic jobs."""
+    elastic = SimpleNamespace(worker=True)
+    with mock.patch.object(nccl_connecting, "read_placement", return_value=elastic):
+        assert error(train(f"pipeline=2:schedule={schedule}"), train_alone()) < 1e-12
 
 
 # Every wait, and every order, is needed
@@ -314,3 +339,33 @@ def test_named_operations_stay_on_the_device(order: str) -> None:
 
     with devices(order, 4) as machine:
         on_ranks(machine, main)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_groups_whose_operations_ranks_run_in_another_order_need_streams_of_their_own(
+    is_shared: bool, stuck_soon: None
+) -> None:
+    def main(rank: int) -> list[list[float]]:
+        device = ud.device()
+        world: Any = context.current().communicator("cuda")
+        groups: list[Any] = [world.split([0, 1]) for _ in range(2)]
+        tensors = [torch.full((2,), rank + 1.0, device=device) for _ in groups]
+        here = torch.cuda.current_stream(device)
+        for number in (0, 1) if rank == 0 else (1, 0):
+            group, x = groups[number], tensors[number]
+            with torch.cuda.stream(here) if is_shared else group.queueing():
+                torch.cuda.current_stream(device).wait_stream(here)
+                group.allreduce(ud.buffer(x), ud.buffer(x)).wait()
+                done = torch.cuda.current_stream(device)
+            x.record_stream(done)
+            groups[number] = done
+        for done in groups:
+            here.wait_stream(done)
+        return [x.tolist() for x in tensors]
+
+    with devices("late") as machine:
+        if is_shared:
+            with pytest.raises(RuntimeError, match="wait for each other"):
+                on_ranks(machine, main)
+        else:
+            assert on_ranks(machine, main) == [[[3.0, 3.0]] * 2] * 2

@@ -58,6 +58,9 @@ _VARIABLES_ON_HOST = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
 }
 
+_environment = threading.Lock()
+"""Whoever changes it for a group: the thread of named operations makes one, too."""
+
 
 class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
     """NCCL between GPUs, one for each rank.
@@ -118,7 +121,8 @@ class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
             config: Any = getattr(options, "config", None)
             if hasattr(config, "split_share"):
                 config.split_share = 0  # NCCL runs groups that share memory one after the other
-        with set_variables(_VARIABLES, keep=True), set_variables(_VARIABLES_ON_HOST if self._waits_on_host else {}):
+        on_host = _VARIABLES_ON_HOST if self._waits_on_host else {}
+        with _environment, set_variables(_VARIABLES, keep=True), set_variables(on_host):
             group = dist.ProcessGroupNCCL(store, self.rank, self.size, options)
         # Now, and not in the first collective: a rank that does not come is an error of whoever asked for the group.
         _within(self.timeout, lambda: group.eager_connect_single_device(device), device)
