@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -15,6 +15,7 @@ from simulated_training import STEPS, WIDTH, adam, make_model, nccl
 from thread_ranks import run_ranks
 
 import unidist.torch as ud
+from unidist_pipeline._torch import runner
 from unidist_pipeline._torch.tracing import fx
 
 SAMPLES = 8
@@ -37,19 +38,22 @@ def devices(order: Any, num_devices: int = 2, *, one_queue: bool = False) -> Ite
         stack.enter_context(nccl(machine))
         stack.enter_context(_followed_one_after_the_other())
         for target, name, value in (
-            (torch, "Generator", _Generator),
-            (torch.cuda, "get_rng_state", lambda device: _Generator().get_state()),
+            (runner, "StageRandom", _NoRandom),
+            (torch.cuda, "get_rng_state", lambda device: torch.Generator().get_state()),
             (torch.cuda, "set_rng_state", lambda state, device: None),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         yield machine
 
 
-class _Generator(torch.Generator):
-    """Also of a device."""
+class _NoRandom:
+    """Stands for `StageRandom`: threads share the sequence of the CPU, and the models draw no numbers."""
 
-    def __new__(cls, device: Any = None) -> Any:
-        return super().__new__(cls)
+    def __init__(self, rank: int, device: torch.device, *, trains: bool) -> None:
+        pass
+
+    def __call__(self) -> Any:
+        return nullcontext()
 
 
 @contextmanager
