@@ -135,7 +135,7 @@ def pipelines(device: torch.device, *schedules: str) -> Found:
                     optimizer.step()
                 else:
                     loss = step(x, y)
-                losses[-1].append(float(loss))
+                losses[-1].append(float(loss.detach()))
         error = max(abs(one - other) for one, other in zip(*losses, strict=True))
         found[schedule] = {"ok": error < _LIMITS[torch.float64], "error": error}
     return found
