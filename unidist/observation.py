@@ -31,7 +31,7 @@ __all__ = [
 CallKind = Literal["collective", "send", "recv", "named", "join"]
 Method = Callable[..., Any]
 _MAX_ENDED = 1024
-"""Handles of ended operations that are kept before they are looked through."""
+"""Handles that nobody has waited for are kept up to this number; then those of ended operations go."""
 
 
 class Observer(Protocol):
@@ -66,7 +66,7 @@ class GroupCalls:
         collectives: how many this rank has entered.
         sent: messages sent, by group rank of the receiver.
         received: messages asked for, by group rank of the sender.
-        handles: of a group with named operations, the last handle of each name; else None.
+        handles: of a group with named operations, those that were not waited for; else None. They keep tensors.
         joined: this rank is in `join`.
         thread: the one that entered the last collective or message; 0: none yet.
         splits: how often the group was divided.
@@ -268,12 +268,16 @@ def _waiting(plain: Method) -> Method:
         calls = stacks[get_ident()]
         calls.append(call)
         try:
-            return plain(self, timeout)
+            result = plain(self, timeout)
         except PeerLostError as error:
             call.explain(error)
             raise
         finally:
             calls.pop()
+        handles = call.group.handles or {}
+        if handles.get(call.name) is self and handles[call.name].done():
+            del handles[call.name]
+        return result
 
     return wait
 

@@ -222,6 +222,8 @@ def test_named_operations_are_pending_until_they_are_done() -> None:
     assert not group.entered("named", 0, "accuracy", 1)
     handle.ended = True
     assert not group.entered("named", 0, "loss", 1)
+    handle.wait()
+    assert not group.handles, "the handle has the tensors of the operation, which nobody wants any longer"
 
 
 def test_one_that_has_joined_takes_part_in_every_named_operation() -> None:
