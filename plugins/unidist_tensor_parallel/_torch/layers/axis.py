@@ -95,7 +95,7 @@ class TensorAxis(RankBound):
         """Return `x`, the same on all ranks; its gradient is the sum over all ranks (Megatron's f)."""
         if not needs_gradients(x):
             return x
-        return self._once(x, lambda: apply(x, lambda value: value.view_as(value), self.sum))
+        return self._once(x, lambda: apply(x, lambda value: value.view_as(value), self._last(self.sum)))
 
     def summed_gradient(self, parameter: torch.Tensor) -> torch.Tensor:
         """Return a parameter; its gradient is the sum over all ranks, each of which has used it on other tokens."""
@@ -128,7 +128,7 @@ class TensorAxis(RankBound):
             lambda: apply(
                 x,
                 lambda value: self.gather(value, counts, dim),
-                lambda gradient: self.scatter_sum(gradient, counts, dim),
+                self._last(lambda gradient: self.scatter_sum(gradient, counts, dim)),
             ),
         )
 
@@ -142,6 +142,18 @@ class TensorAxis(RankBound):
 
     def _on(self, tensor: torch.Tensor) -> Communicator:
         return self._communicators[memory_kind(tensor).partition(":")[0]]
+
+    def _last(self, conjugate: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a function of gradients after which no layer enters again with what entered last.
+
+        It would keep the graph of that tensor, which Python's collector does not see, and which keeps this object.
+        """
+
+        def run(gradient: torch.Tensor) -> torch.Tensor:
+            self._last_entered = None
+            return conjugate(gradient)
+
+        return run
 
     def _once(self, x: torch.Tensor, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return `make()`, or its last result if `x` is the same: layers with the same input need one exchange."""
