@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -71,8 +70,14 @@ class InnerOptimizer:
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             group.update(options_of(options))
         memory = self._memory
-        with nullcontext() if memory is None else memory.making_state(segment.leaf for segment in self._segments):
+        if memory is None:
             result = self._plain.step(inner)
+        else:
+            fused = _fuse(inner.param_groups)
+            with memory.making_state(segment.leaf for segment in self._segments):
+                result = self._plain.step(inner)
+            for group in fused:
+                group["fused"] = None  # as the script's optimizer has it
         for segment in self._segments:
             self._keep_in_memory(segment)
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
@@ -94,3 +99,21 @@ class InnerOptimizer:
                 state[name] = self._memory.moved(value)
             elif isinstance(value, torch.Tensor):
                 state[name] = value.to(segment.leaf.device)
+
+
+def _fuse(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Let groups step in one pass over memory; returns those for which the script has left that open.
+
+    In host memory torch steps on one tensor after the other, and passes over each ten times, unless it is asked.
+    """
+    chosen = [
+        group
+        for group in groups
+        if group.get("fused", False) is None
+        and group.get("foreach") is None
+        and not group.get("differentiable")
+        and all(leaf.is_floating_point() for leaf in group["params"])
+    ]
+    for group in chosen:
+        group["fused"] = True
+    return chosen

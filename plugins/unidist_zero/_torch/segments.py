@@ -62,6 +62,7 @@ class SegmentTensor:
         self._memory = memory
         self._fetched: HostCopy | None = None
         self._parameters: HostCopy | None = None
+        self._staging: torch.Tensor | None = None  # pinned host memory of the parameters' type
         base = self._base = self._copy(master or flat.dtype) if self.is_copied else self.flat
         self.leaf = self._formed(base.detach()).requires_grad_(base.is_floating_point() or base.is_complex())
 
@@ -101,9 +102,14 @@ class SegmentTensor:
 
     def write_back(self) -> None:
         """Copy what the optimizer has made of a copy to the parameters, rounded."""
-        if self.is_copied:
-            # An accelerator need not be waited for: nobody writes to the copy before the next gradient has come here.
+        if not self.is_copied:
+            return
+        # An accelerator need not be waited for: nobody writes to the copy before the next gradient has come here.
+        staging, self._staging = self._staging, None
+        if staging is None:
             self._formed(self.flat).copy_(self.leaf.detach(), non_blocking=True)
+        else:
+            self.flat.copy_(staging.copy_(self._base), non_blocking=True)
 
     def follow_parameters(self) -> None:
         """Update the copy where somebody has written to the parameters: a checkpoint, `load_state_dict`. After `fetch`.
@@ -115,6 +121,8 @@ class SegmentTensor:
             return
         fetched, self._parameters = self._parameters, None
         flat = self.flat if fetched is None else fetched.wait()
+        if fetched is not None and self.master is not None:
+            self._staging = flat  # torch would convert what is written back in memory that is not pinned
         # In parts: what is computed on the way takes memory too.
         size = _PART if flat.is_cpu else _PART_ON_DEVICE
         for kept, current in zip(torch.split(self._base, size), torch.split(flat, size), strict=True):
