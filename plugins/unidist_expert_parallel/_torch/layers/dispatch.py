@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unidist_expert_parallel._torch.layers.axis import ExpertAxis
+from unidist_torch.host_copies import pins
 from unidist_torch.models import plain_use
 
 Compute = Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
@@ -66,7 +67,9 @@ def _elsewhere(rows: torch.Tensor, counts: Sequence[int], compute: Compute, axis
     received = [sum(arriving[rank * each : (rank + 1) * each]) for rank in range(axis.size)]
     here = axis.exchange(rows, sent, received)
     experts = torch.arange(each).repeat(axis.size)
-    by_expert = torch.argsort(experts.repeat_interleave(torch.tensor(arriving)), stable=True).to(rows.device)
+    by_expert = torch.argsort(experts.repeat_interleave(torch.tensor(arriving)), stable=True)
+    if not rows.is_cpu:  # the host need not wait for copies from pinned memory
+        by_expert = (by_expert.pin_memory() if pins() else by_expert).to(rows.device, non_blocking=True)
     with plain_use():  # the experts know that they are this rank's
         results = compute(here.index_select(0, by_expert), [sum(arriving[number::each]) for number in range(each)])
     back = torch.empty_like(by_expert)

@@ -72,7 +72,9 @@ def counts_of(index: torch.Tensor, num_experts: int) -> torch.Tensor:
     top_k = index.shape[1]
     choices = torch.arange(top_k, device=index.device) * num_experts
     flat = (index + choices).reshape(-1)
-    return torch.bincount(flat, minlength=top_k * num_experts).view(top_k, num_experts).cpu()
+    counts = torch.zeros(top_k * num_experts, dtype=torch.int64, device=index.device)
+    counts.index_add_(0, flat, torch.ones_like(flat))  # bincount would have the host wait for its size
+    return counts.view(top_k, num_experts).cpu()
 
 
 def within_capacity(index: torch.Tensor, everyone: torch.Tensor, replica: int, limit: int) -> torch.Tensor:
