@@ -7,6 +7,6 @@ lists.
 """
 
 __all__ = [
-    "allocator", "checkpoint", "elastic", "engines", "file_names", "framework", "gradients", "host_copies", "loading",
-    "memory", "models", "operations", "optimizer", "parameter_states", "training",
+    "allocator", "checkpoint", "cuda_graphs", "elastic", "engines", "file_names", "framework", "gradients",
+    "host_copies", "loading", "memory", "models", "operations", "optimizer", "parameter_states", "training",
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from unidist.horovod_api.scope import Scope
 from unidist.negotiation import DeviceOrder
+from unidist_torch.cuda_graphs import refuse_capture
 
 
 def place(tensor: torch.Tensor, scope: Scope) -> torch.Tensor:
@@ -24,6 +25,7 @@ def place(tensor: torch.Tensor, scope: Scope) -> torch.Tensor:
         tensor: the script's.
         scope: of the operation.
     """
+    refuse_capture("an operation by name (ud.allreduce, say)", tensor)
     tensor = tensor.detach()
     if not tensor.is_cpu and not scope.moves(tensor.device.type):
         tensor = tensor.cpu()

@@ -18,6 +18,7 @@ from unidist.optim.actors import Actors, check_keeps_parameters
 from unidist.optim.rules import GradientRule, NormRule, ValueRule
 from unidist.optim.update import Update
 from unidist.training import autotune
+from unidist_torch.cuda_graphs import refuse_capture
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.partial_gradient import PartNorms
 from unidist_torch.gradients.sparse import SparseGradients
@@ -156,6 +157,8 @@ class Binding:
         """Complete the exchange and do the inner step, unless a window is open."""
         if self._is_released:
             raise UsageError("release() was called: this optimizer has let go of its parameters, and cannot step")
+        for parameter in self.gradients.parameters[:1]:
+            refuse_capture("optimizer.step()", parameter)
         if closure is not None and not self._evaluates_once:
             return self._step_with_closure(closure)
         accumulation = self._update.accumulation

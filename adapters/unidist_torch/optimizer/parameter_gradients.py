@@ -17,6 +17,7 @@ from unidist.gradients.buckets import ParameterInfo
 from unidist.optim.update import Update
 from unidist.training.agreement import Description, check_equal, sparse_anywhere, trained_anywhere
 from unidist_torch.allocator import keep_freed_memory
+from unidist_torch.cuda_graphs import refuse_capture
 from unidist_torch.gradients.parameters import describe
 from unidist_torch.gradients.partial_gradient import PartialGradient, PartNorms, partial_gradient, plain_part
 from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
@@ -168,6 +169,8 @@ class ParameterGradients:
             gradient = gradient.added
         assert gradient is not None
         update = self._update
+        if not update.window.in_round:
+            refuse_capture("backward() of a model whose gradients are exchanged", parameter)
         if update.in_backward and not self.finish_queued:
             self._queue_finish()
         if update.is_repeated(index):

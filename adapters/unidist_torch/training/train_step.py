@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from unidist.runtime.of_context import OfContext
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import SampleWeight
 from unidist.training.train_step import PlannedStep, Trees
+from unidist_torch.cuda_graphs import refuse_capture
 from unidist_torch.elastic.handlers import has_sharded_parameters
 from unidist_torch.elastic.step_training import TrainingState
 from unidist_torch.framework import TorchFramework
@@ -117,6 +119,8 @@ class TrainStep(PlannedStep):
             PeerLostError: a rank has died or could not go on; names it. Not in elastic training.
             UsageError: elastic training is asked for, and the batches do not come from `ud.shard`.
         """
+        for parameter in islice(self.model.parameters(), 1):
+            refuse_capture("a call of TrainStep", parameter)
         loss: torch.Tensor = self._train(inputs, targets)
         return loss
 

@@ -15,6 +15,7 @@ from unidist_expert_parallel._torch.layers.losses import LastPass, router_losses
 from unidist_expert_parallel._torch.layers.router import Router, Softmax, choose, counts_of, within_capacity
 from unidist_expert_parallel.layout.arguments import check_arguments
 from unidist_expert_parallel.layout.capacity import capacity
+from unidist_torch.cuda_graphs import refuse_capture
 
 
 class MixtureOfExperts(nn.Module):
@@ -126,6 +127,8 @@ class MixtureOfExperts(nn.Module):
         return self._computed(x) if part is None else x.like(self._computed(part))
 
     def _computed(self, x: torch.Tensor) -> torch.Tensor:
+        if self._axis is not None:
+            refuse_capture("a layer of divided experts", x)
         tokens = x.reshape(-1, self.width)
         seen = tokens
         if self.jitter and self.training:

@@ -10,6 +10,7 @@ import torch
 from unidist.buffer import HOST, Buffer
 from unidist.communicator import Work
 from unidist.errors import MismatchError, UsageError
+from unidist_torch.cuda_graphs import refuse_capture
 from unidist_torch.gradients.parameters import reattach, shaped
 from unidist_torch.host_copies import copying
 from unidist_torch.memory import TORCH_DTYPES, buffer_of, tensor_of
@@ -141,6 +142,7 @@ class GatheredBucket:
             )
         if self.state is not BucketState.ABSENT or self._work is not None:
             return
+        refuse_capture("a pass through a model whose parameters are gathered (zero=3)", self._flat)
         self._check.post()
         self._storage.resize_(self._nbytes)
         gather = self.shard_group.communicator.allgather
