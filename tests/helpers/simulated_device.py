@@ -34,7 +34,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from unittest import mock
 
 import torch
@@ -50,6 +50,7 @@ _Base: Any = torch._C.TensorBase
 _BaseStorage: Any = torch._C.StorageBase
 _VIEWS = {aten._unsafe_view.default}
 _DIRECT = {aten.is_same_size.default, aten.set_.source_Storage_storage_offset, aten.set_.source_Tensor}
+_WITHOUT_VALUES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 _OURS = ("/adapters/", "/plugins/", "/unidist/")
 
 
@@ -241,6 +242,11 @@ class Device:
         self._free: list[Block] = []
         self._in_use: list[tuple[Block, list[Mark]]] = []  # freed, while other streams use it
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the allocator has taken from the device; those that are free again count."""
+        return self._end
+
     def at(self, address: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory as a tensor, for a kernel."""
         if dtype not in self._arenas:
@@ -317,6 +323,7 @@ class Machine:
 
     Attributes:
         log: of what was done, in order.
+        is_capturing: a CUDA graph is pretended to be captured.
     """
 
     def __init__(self, num_devices: int = 2, *, order: Literal["early", "late"] = "late") -> None:
@@ -329,12 +336,14 @@ class Machine:
         self._memory: dict[int, Memory] = {}
         self._freed: deque[int] = deque()
         self._pinned: dict[int, Any] = {}
+        self.is_capturing = False
         self._is_running = False
         self._stack = ExitStack()
 
     def __enter__(self) -> Machine:
         Stream.machine = Event.machine = self
         self.devices = [Device(self, index) for index in range(self.num_devices)]
+        self._generators = [torch.Generator().manual_seed(index) for index in range(self.num_devices)]
         self._defaults = [Stream(index, is_default=True) for index in range(self.num_devices)]
         for target, names in self._patches():
             for name, value in names.items():
@@ -356,6 +365,15 @@ class Machine:
                 yield
         finally:
             self.here.is_computing = False
+
+    @contextmanager
+    def making_for_cpp(self) -> Iterator[None]:
+        """Let what asks for a tensor of the host get one of the device, for C++ that takes all for the host's."""
+        before, self.here.makes_for_cpp = self.here.makes_for_cpp, True
+        try:
+            yield
+        finally:
+            self.here.makes_for_cpp = before
 
     def count(self, kind: str, index: int = 0) -> int:
         """Return how many entries of a kind the log has for a device."""
@@ -461,6 +479,11 @@ class Machine:
 
     def memory_of(self, tensor: torch.Tensor) -> Memory | None:
         """Return the memory of a tensor, None if it is in the host's."""
+        if type(tensor).__name__ == "FakeTensor":  # of DTensor, which computes shapes with them
+            return None
+        if _is_wrapper(tensor):
+            (name, *_), _ = cast(Any, tensor).__tensor_flatten__()
+            return self.memory_of(getattr(tensor, name))
         if tensor.layout is not torch.strided or tensor.is_meta:
             return None
         self._take_back_soon()  # else a tensor of the host, now where a freed one was, would be of the device
@@ -511,7 +534,8 @@ class Machine:
 
     def kernel(self, name: str, index: int, run: Callable[[], Any], *, kind: str = "kernel") -> None:
         """Queue something on the current stream of a device."""
-        self.log.append(Entry(kind, name, index))
+        if name not in _WITHOUT_VALUES:
+            self.log.append(Entry(kind, name, index))
         self.current_stream(index).put(Item(run=run))
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -521,6 +545,8 @@ class Machine:
         found = {memory.index for memory in map(self.memory_of, tensors) if memory is not None}
         wanted = kwargs.get("device")
         wanted = None if wanted is None else torch.device(wanted)
+        if self.here.makes_for_cpp and not tensors and wanted == torch.device("cpu"):
+            wanted = torch.device("cuda", self.here.index)
         if not found and (wanted is None or wanted.type != "cuda"):
             return self._on_host(func, args, kwargs)
         if wanted is not None and wanted.type == "meta":
@@ -642,10 +668,12 @@ class Machine:
             self.kernel("copy_", index, lambda: to.tensor().copy_(of.tensor()))
         elif to_device:
             to = self.place(target)
-            is_late = non_blocking and self._is_pinned(source)
+            # What torch converts on the way goes through memory that is not pinned.
+            is_plain = source.dtype == target.dtype and (source.is_contiguous() or source.stride() == target.stride())
+            is_late = non_blocking and is_plain and self._is_pinned(source)
             values = source.detach() if is_late else source.detach().clone()
             self.kernel("to device", index, lambda: to.tensor().copy_(values), kind="copy")
-            if not non_blocking:
+            if not is_late:
                 self._wait("to device", index)
         else:
             of, values = self.place(source), target.detach()
@@ -694,11 +722,16 @@ class Machine:
 
         def make(given: torch.Tensor, **options: Any) -> torch.Tensor:
             device = options.get("device")
-            if device is None or torch.device(device).type != "cpu" or self.memory_of(given) is None:
+            is_here = self.memory_of(given) is not None
+            if device is None or torch.device(device).type == "meta" or _is_cuda(device) is is_here:
                 return function(given, **options)
             form = function(given, **{**options, "device": "meta", "pin_memory": False})
             made = torch.empty_strided(
-                form.shape, form.stride(), dtype=form.dtype, pin_memory=options.get("pin_memory", False)
+                form.shape,
+                form.stride(),
+                dtype=form.dtype,
+                device=device,
+                pin_memory=options.get("pin_memory", False),
             )
             return made.zero_() if function.__name__ == "zeros_like" else made
 
@@ -711,11 +744,15 @@ class Machine:
             "_lazy_init": lambda: None,
             "current_device": lambda: self.here.index,
             "current_stream": self.current_stream,
+            "default_generators": tuple(self._generators),
             "default_stream": lambda device=None: self._defaults[self.index_of(device)],
             "device_count": lambda: self.num_devices,
             "get_device_properties": lambda index: SimpleNamespace(uuid=f"simulated {index}"),
+            "get_rng_state": lambda device=None: self._generators[self.index_of(device)].get_state(),
+            "is_current_stream_capturing": lambda: self.is_capturing,
             "is_available": lambda: True,
             "set_device": self._set_device,
+            "set_rng_state": lambda state, device=None: self._generators[self.index_of(device)].set_state(state),
             "stream": using,
             "synchronize": self._synchronize,
         }
@@ -748,6 +785,7 @@ class _Here(threading.local):
         self.index = 0
         self.streams: dict[int, Stream] = {}
         self.is_computing = False
+        self.makes_for_cpp = False
 
 
 class _Mode(TorchDispatchMode):
@@ -756,11 +794,20 @@ class _Mode(TorchDispatchMode):
         self._machine = machine
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+            return func(*args, **(kwargs or {}))  # tensors without values, of DTensor
+        if any(each.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl for each in types):
+            return NotImplemented  # a subclass that computes on tensors inside of it, which come here then
         return self._machine.dispatch(func, args, kwargs or {})
 
 
 def _is_cuda(device: Any) -> bool:
     return device is not None and torch.device(device).type == "cuda"
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has no memory itself, but others inside of it that have."""
+    return hasattr(type(tensor), "__tensor_flatten__")
 
 
 def _is_done(mark: Mark) -> bool:
@@ -793,10 +840,17 @@ def _tensor_methods(machine: Machine) -> dict[str, Any]:
 
     def device(self: torch.Tensor) -> torch.device:
         at = index(self)
-        found: torch.device = _Base.device.__get__(self) if at is None else torch.device("cuda", at)
+        with torch._C.DisableTorchFunctionSubclass():
+            found: torch.device = _Base.device.__get__(self) if at is None else torch.device("cuda", at)
         return found
 
+    def is_cpu(self: torch.Tensor) -> bool:
+        with torch._C.DisableTorchFunctionSubclass():
+            return index(self) is None and bool(_Base.is_cpu.__get__(self))
+
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if _is_wrapper(self):
+            return _Base.to(self, *args, **kwargs)
         copies = kwargs.pop("copy", False)
         if isinstance(kwargs.get("other", args[0] if args else None), torch.Tensor):
             other = kwargs.pop("other", args[0] if args else None)
@@ -855,11 +909,11 @@ def _tensor_methods(machine: Machine) -> dict[str, Any]:
     return {
         "__repr__": shown,
         "_make_wrapper_subclass": staticmethod(wrapper),
-        "cpu": lambda self, *args: move(self, torch.device("cpu")),
+        "cpu": lambda self, *args: _Base.cpu(self) if _is_wrapper(self) else move(self, torch.device("cpu")),
         "cuda": lambda self, *args, **kwargs: move(self, torch.device("cuda", *args[:1]), **kwargs),
         "device": property(device),
         "get_device": lambda self: -1 if index(self) is None else index(self),
-        "is_cpu": property(lambda self: index(self) is None and _Base.is_cpu.__get__(self)),
+        "is_cpu": property(is_cpu),
         "is_cuda": property(lambda self: index(self) is not None),
         "is_pinned": lambda self, *args: machine._is_pinned(self),
         "numpy": refused,

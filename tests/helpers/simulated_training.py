@@ -19,6 +19,7 @@ import unidist.torch as ud
 from unidist_torch import host_copies
 
 WIDTH, DEPTH, SAMPLES, STEPS = 16, 4, 3, 4
+_WAIT_SEC = 60.0
 
 
 @contextmanager
@@ -81,6 +82,8 @@ def train(
     body: Callable[[Any, Any, Any], None] | None = None,
     make_optimizer: Callable[[Any], torch.optim.Optimizer] = adam,
     after_step: Callable[[int, int], None] | None = None,
+    make: Callable[[torch.dtype, int], torch.nn.Module] = make_model,
+    data: Callable[[int, torch.dtype, int], list[tuple[torch.Tensor, torch.Tensor]]] | None = None,
 ) -> list[torch.Tensor]:
     """Return the parameters of rank 0 after some steps, on the host.
 
@@ -92,15 +95,18 @@ def train(
         body: trains on a batch, instead of the usual loop.
         make_optimizer: over the parameters.
         after_step: is given the rank and the number of the step.
+        make: returns the model; is given the type of its parameters, and a seed.
+        data: batches of a rank; default: `batches`.
     """
-    models = [make_model(dtype, seed=rank) for rank in range(2)]
+    models = [make(dtype, rank) for rank in range(2)]
 
     def rank_main(rank: int) -> list[torch.Tensor]:
         place = torch.device("cpu") if device == "cpu" else ud.device()
         model = models[rank].to(place)
-        data = [(x.to(place), y.to(place)) for x, y in batches(rank, dtype, passes)]
+        own = (data or batches)(rank, dtype, passes)
+        given = [(x.to(place), y.to(place)) for x, y in own]
         model, optimizer = ud.distribute(model, make_optimizer(model.parameters()), strategy)
-        for number, (x, y) in enumerate(data):
+        for number, (x, y) in enumerate(given):
             if after_step is not None:
                 after_step(rank, number)
             if body is not None:
@@ -111,14 +117,34 @@ def train(
             optimizer.step()
             optimizer.zero_grad()
         if after_step is not None:
-            after_step(rank, len(data))
+            after_step(rank, len(given))
         state = model.state_dict()
-        return [value.detach().cpu().clone() for value in state.values()]
+        with torch._C.DisableTorchFunctionSubclass():  # parts of a divided model know that they are
+            return [value.detach().cpu().clone().as_subclass(torch.Tensor) for value in state.values()]
 
     around = None
     if device != "cpu":
         around = lambda rank: SimulatedNccl.machine.computing()  # noqa: E731 - short
-    return run_ranks(2, rank_main, around=around)[0]
+    with _tracing_by_turns(2):
+        return run_ranks(2, rank_main, around=around)[0]
+
+
+@contextmanager
+def _tracing_by_turns(size: int) -> Iterator[None]:
+    """Let `torch.fx` trace one rank's model after the other, while the others wait: it changes all modules."""
+    tracer: Any = importlib.import_module("torch.fx").Tracer
+    plain, lock, barrier = tracer.trace, threading.Lock(), threading.Barrier(size)
+
+    def trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        barrier.wait(_WAIT_SEC)
+        try:
+            with lock:
+                return plain(self, *args, **kwargs)
+        finally:
+            barrier.wait(_WAIT_SEC)
+
+    with mock.patch.object(tracer, "trace", trace):
+        yield
 
 
 def train_alone(

@@ -24,6 +24,7 @@ from unidist.topology import Topology
 R = TypeVar("R")
 
 _jobs = itertools.count()
+_here: Any = threading.local()
 
 
 def run_ranks(size: int, function: Callable[[int], R], *, around: Callable[[int], Any] | None = None) -> list[R]:
@@ -43,40 +44,51 @@ def run_ranks(size: int, function: Callable[[int], R], *, around: Callable[[int]
         rank = communicator.rank
         topology = Topology(rank=rank, world_size=size, local_rank=rank, local_size=size)
         with nullcontext() if around is None else around(rank):
-            runtime = context.Context(Placement(topology, "threads", job), settings, plugins)
-            here.context = runtime
+            generations = itertools.count()
+
+            def start() -> context.Context:
+                name = f"{job}, generation {next(generations)}"
+                return context.Context(Placement(topology, "threads", name), settings, plugins)
+
+            _here.start, _here.context = start, start()
             try:
                 return function(rank)
             except BaseException as exc:
-                runtime.abort(f"rank {rank} raised {exc!r}")  # else the others wait for it
+                _here.context.abort(f"rank {rank} raised {exc!r}")  # else the others wait for it
                 raise
             finally:
-                runtime.close()
-                del here.context
+                _here.context.close()
+                del _here.context
 
-    here = threading.local()
-    with _per_thread(here), ThreadWorld(size) as world:
+    with _per_thread(), ThreadWorld(size) as world:
         return world.run(main, timeout=2 * timeout)
 
 
+def start_next_runtime() -> context.Context:
+    """Close the runtime of this rank, and start another one, as in an elastic job. Every rank calls it."""
+    _here.context.close()
+    _here.context = _here.start()
+    return context.current()
+
+
 @contextmanager
-def _per_thread(here: Any) -> Iterator[None]:
+def _per_thread() -> Iterator[None]:
     def attribute(name: str) -> property:
         return property(
-            lambda self: here.__dict__.get((name, id(self))),
-            lambda self, value: here.__dict__.__setitem__((name, id(self)), value),
+            lambda self: _here.__dict__.get((name, id(self))),
+            lambda self, value: _here.__dict__.__setitem__((name, id(self)), value),
         )
 
     def current() -> context.Context:
-        found: context.Context = here.context
+        found: context.Context = _here.context
         return found
 
     def is_initialized() -> bool:
-        return hasattr(here, "context")
+        return hasattr(_here, "context")
 
     with (
         mock.patch.object(context, "current", current),
-        mock.patch.object(context, "is_current", lambda runtime: runtime is getattr(here, "context", None)),
+        mock.patch.object(context, "is_current", lambda runtime: runtime is getattr(_here, "context", None)),
         mock.patch.object(context, "is_initialized", is_initialized),
         mock.patch.object(context, "_epochs", itertools.repeat(0)),
         mock.patch.object(ProcessSet, "scope", attribute("scope"), create=True),

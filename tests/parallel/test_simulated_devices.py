@@ -5,11 +5,9 @@ The numbers are right in any order that streams may run in, each wait is needed,
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal
 from unittest import mock
 
@@ -18,8 +16,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="the simulated devices are PyTorch's")
 
 from simulated_device import Entry, Event, Machine, Stream  # noqa: E402
-from simulated_nccl import Work  # noqa: E402
+from simulated_nccl import SimulatedNccl, Work  # noqa: E402
 from simulated_training import DEPTH, batches, difference, make_model, nccl, train, train_alone  # noqa: E402
+from simulated_waits import without  # noqa: E402
 from thread_ranks import run_ranks  # noqa: E402
 
 import unidist.torch as ud  # noqa: E402 - after the check for torch
@@ -31,18 +30,7 @@ Order = Literal["early", "late"]
 ORDERS: tuple[Order, ...] = ("early", "late")
 SMALL = "bucket_mb=0.01"  # a bucket for each block of the model
 
-
-@pytest.fixture(scope="module", autouse=True)
-def first_use() -> None:
-    """Do what PyTorch does once in a process, and leaves behind: for the first optimizer, and the first store."""
-    importlib.import_module("torch._dynamo")
-    torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-@pytest.fixture(params=ORDERS)
-def machine(request: pytest.FixtureRequest) -> Iterator[Machine]:
-    with Machine(order=request.param) as made, nccl(made):
-        yield made
+pytestmark = pytest.mark.usefixtures("simulation")
 
 
 # The devices themselves
@@ -198,6 +186,22 @@ def test_what_a_script_writes_to_parameters_counts(machine: Machine, strategy: s
     assert difference(train(strategy, "cuda", dtype=dtype, body=train_and_write), expected) < 1e-12
 
 
+@pytest.mark.parametrize("foreach", [None, False])
+def test_the_host_steps_in_one_pass_over_memory_unless_the_script_says_how(foreach: bool | None) -> None:
+    optimizers: list[Any] = []
+
+    def make_optimizer(parameters: Any) -> Any:
+        optimizers.append(torch.optim.AdamW(parameters, lr=0.05, foreach=foreach))
+        return optimizers[-1]
+
+    step = torch._fused_adamw_
+    with Machine() as machine, nccl(machine), mock.patch.object(torch, "_fused_adamw_", wraps=step) as fused:
+        found = train("zero=2:offload=host", "cuda", make_optimizer=make_optimizer)
+    assert bool(fused.call_count) is (foreach is None)
+    assert {each.param_groups[0]["fused"] for each in optimizers} == {None}, "the script's own choice stays"
+    assert difference(found, train_alone()) < 1e-12
+
+
 def test_a_mean_of_16_bits_does_not_overflow(machine: Machine) -> None:
     def main(rank: int) -> None:
         communicator = context.current().communicator("cuda")
@@ -215,32 +219,6 @@ def test_a_mean_of_16_bits_does_not_overflow(machine: Machine) -> None:
 
 
 # Every wait is needed
-
-
-def called_from(where: str) -> bool:
-    """Return whether the present call comes from a function of the product, `file.py:function`."""
-    name, _, function = where.partition(":")
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith(f"/{name}"):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def without(owner: Any, method: str, where: str, left_out: list[str]) -> AbstractContextManager[Any]:
-    """Return a context in which a function of the product leaves out a call."""
-    plain = getattr(owner, method)
-
-    def changed(self: Any, *args: Any) -> Any:
-        if not called_from(where):
-            return plain(self, *args)
-        left_out.append(where)
-        if isinstance(self, Work):
-            self._tensors = None
-        return None
-
-    return mock.patch.object(owner, method, changed)
 
 
 WAITS: list[tuple[str, Any, str, str]] = [
@@ -303,6 +281,61 @@ def test_named_operations_without_that_order_are_wrong(where: str, order: Order)
         results = summed_by_name(machine)
     assert left_out
     assert results != [[3.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_what_a_named_operation_reads_keeps_its_memory_until_it_is_read(records: bool) -> None:
+    """Submitted on one stream and waited for on another: nothing orders the first behind the operation."""
+
+    def main(rank: int) -> list[float]:
+        device = ud.device()
+        first, second = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        with torch.cuda.stream(first):
+            x = torch.full((1000,), rank + 1.0, device=device)
+            handle = ud.allreduce_async(x, op=ud.Sum, name="x")
+        with torch.cuda.stream(second):
+            y = ud.synchronize(handle)
+        del x, handle
+        with torch.cuda.stream(first):
+            other = torch.full((1000,), 7.0, device=device)
+            first.synchronize()
+        with torch.cuda.stream(second):
+            return [float(each) for each in (y[:1].tolist() + other[:1].tolist())]
+
+    results, left_out = without_record("places.py:_keep_for", records, main)
+    assert (results == [[3.0, 7.0]] * 2) is records
+    assert bool(left_out) is not records
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_the_result_of_a_named_operation_keeps_its_memory_until_its_reader_has_read_it(records: bool) -> None:
+    def main(rank: int) -> list[float]:
+        device = ud.device()
+        with torch.cuda.stream(torch.cuda.Stream(device)):
+            x = torch.full((500,), rank + 1.0, device=device)
+            gathered = ud.allgather(x, name="x")
+            y = gathered + 0
+            stream = SimulatedNccl.machine.memory_of(gathered).block.stream  # which has allocated it
+            del gathered
+            with torch.cuda.stream(stream):
+                other = torch.full((1000,), 7.0, device=device)
+                stream.synchronize()
+            del other
+            return [float(each) for each in y[::999].tolist()]
+
+    results, left_out = without_record("places.py:_keep_for", records, main)
+    assert (results == [[1.0, 2.0]] * 2) is records
+    assert bool(left_out) is not records
+
+
+def without_record(where: str, records: bool, main: Callable[[int], Any]) -> tuple[list[Any], list[str]]:
+    left_out: list[str] = []
+    with ExitStack() as stack:
+        machine = stack.enter_context(Machine(order="late"))
+        stack.enter_context(nccl(machine))
+        if not records:  # of the machine's tensors
+            stack.enter_context(without(torch.Tensor, "record_stream", where, left_out))
+        return on_ranks(machine, main), left_out
 
 
 @pytest.mark.parametrize("records", [True, False])
@@ -370,6 +403,8 @@ BUDGETS = {
     "zero=3": {"kernel": NUM_PARAMETERS + DEPTH, "collective": 3 * DEPTH},
     # The optimizer steps on the host: a bucket's parameters and gradient go there, and the parameters come back.
     "zero=2:offload=host": {"kernel": NUM_PARAMETERS + 1, "collective": 2, "copy": 3, "wait": 2},
+    # The parameters come back from pinned memory of 16 bits.
+    "zero=2:offload=host,precision=bf16": {"kernel": NUM_PARAMETERS + 29, "collective": 2, "copy": 3, "wait": 2},
     # No wait. Kernels: those of 16 bits, and those that compare the parameters with their copies.
     "zero=2,precision=bf16": {"kernel": NUM_PARAMETERS + 29, "collective": 2},
 }
