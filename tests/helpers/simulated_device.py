@@ -352,6 +352,8 @@ class Machine:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
+        for stream in self.streams:
+            stream.queue.clear()  # what never ran keeps its tensors, and their groups
 
     @contextmanager
     def computing(self) -> Iterator[None]:

@@ -87,8 +87,9 @@ class SimulatedNccl:
 
     def eager_connect_single_device(self, device: torch.device) -> None:
         """Make the group's stream."""
-        if self._options.split_from is not None:
-            self._name = self._options.split_from._divide(self._options.split_color)
+        parent = getattr(self._options, "split_from", None)  # PyTorch itself gives no options
+        if parent is not None:
+            self._name = parent._divide(self._options.split_color)
         else:
             if self._rank == 0:
                 self._store.set("identifier", f"group {next(_identifiers)}")
