@@ -14,7 +14,7 @@ from unidist.errors import UsageError
 
 __all__ = [
     "DTYPES", "TORCH_DTYPES", "CopyInto", "buffer_of", "copy_plain", "dtype_of", "is_dense", "is_plain_copy",
-    "memory_kind", "tensor_of",
+    "is_transforming", "memory_kind", "refuse_transformed", "tensor_of",
 ]  # fmt: skip
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -68,7 +68,29 @@ def buffer_of(tensor: torch.Tensor, *, is_ours: bool = False) -> Buffer:
             f"a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has gaps; use contiguous()"
         )
     memory = HOST if tensor.is_cpu else memory_kind(tensor)
-    return Buffer(tensor.data_ptr(), tensor.numel(), dtype, tensor if is_ours else tensor.detach(), memory)
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as exc:
+        refuse_transformed(exc)
+        raise
+    return Buffer(address, tensor.numel(), dtype, tensor if is_ours else tensor.detach(), memory)
+
+
+def is_transforming() -> bool:
+    """Return whether a function runs within `torch.func` (`grad`, `jacrev`, `vmap`, ...): tensors have no memory."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def refuse_transformed(exc: Exception | None = None) -> None:
+    """Raise UsageError within `torch.func`, whose tensors cannot be exchanged."""
+    if is_transforming():
+        raise UsageError(
+            "ranks cannot exchange a tensor inside of a function that torch.func transforms (grad, vjp, jvp, jacrev, "
+            "vmap): it has no memory there. For gradients and Jacobians use autograd (loss.backward(), "
+            "torch.autograd.grad(..., create_graph=True)), or call the operation outside of the function. Models that "
+            "exchange activations (tensor, context, expert, SyncBatchNorm) cannot be transformed; those of data and "
+            "zero can"
+        ) from exc
 
 
 def is_plain_copy(source: torch.Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> bool:

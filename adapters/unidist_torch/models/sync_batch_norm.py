@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
+from unidist_torch.memory import refuse_transformed
 from unidist_torch.operations import Sum, allgather, allreduce_
 from unidist_torch.operations.differentiable import check_once
 
@@ -85,6 +86,7 @@ class SyncBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             factor = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         running = (self.running_mean, self.running_var) if factor else (None, None)
+        refuse_transformed()
         return _Normalise.apply(input, self.weight, self.bias, *running, factor, self.eps, self.process_set)
 
     def _local(self, input: torch.Tensor) -> torch.Tensor:

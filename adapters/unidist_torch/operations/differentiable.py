@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unidist.errors import UsageError
+from unidist_torch.memory import refuse_transformed
 
 __all__ = ["apply", "apply_group", "apply_pair", "check_once", "inside", "needs_gradients"]
 
@@ -53,6 +54,7 @@ def apply_group(tensors: Sequence[torch.Tensor], run: Run, backward: Run) -> lis
     """Return `run(*tensors)`, a list of as many tensors; their gradients are `backward(*gradients)`."""
     if not needs_gradients(*tensors):
         return list(run(*tensors))
+    refuse_transformed()
     return list(_Operation.apply(run, backward, *tensors))
 
 

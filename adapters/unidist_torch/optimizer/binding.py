@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class Binding:
         skip: `step` shall not exchange.
         is_horovods: it was made by `DistributedOptimizer`. `step` after `synchronize` without `skip_synchronize` warns,
             and `step(closure)` returns this rank's loss, as in Horovod.
+        make_new_equal: gives parameters that a group brings the same values on all ranks; None: the script does so.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Binding:
         self._cut = cut
         self._is_released = False
         self._buffers: ModelBuffers | None = None
+        self.make_new_equal: Callable[[Sequence[torch.Tensor]], None] | None = None
         self._begin()
         follow_generations(self)
 
@@ -134,6 +136,12 @@ class Binding:
             model, rule, lambda memory: update.context.axis(update.options.gradient_axis, memory=memory)
         )
 
+    def group_added(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Take the parameters of another group into the exchange, from the next update on."""
+        if self.make_new_equal is not None:
+            self.make_new_equal(parameters)
+        self.gradients.changed = True
+
     def release(self) -> None:
         """See `DistributedOptimizerMixin.release`."""
         self.complete_exchange()
@@ -179,8 +187,10 @@ class Binding:
             self._refuse_several_evaluations()
             with torch.enable_grad():
                 loss = closure()
-        if self._update.syncs and self._update.reduces_each_pass and not self._update.completes_window:
-            self._announcements.announce_end_of_pass()
+        if accumulation.passes > 1 and not self._update.completes_window:
+            self.gradients.take_set_by_hand()
+            if self._update.syncs and self._update.reduces_each_pass:
+                self._announcements.announce_end_of_pass()
         if not self._update.begin_step():
             return loss
         self._check_order()

@@ -144,10 +144,18 @@ class DistributedOptimizerMixin:
         axes = self._unidist.model_axes
         return in_no_file(state, axes) if axes else state
 
+    @calling("optimizer.add_param_group()")
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, as torch does; they are exchanged from the next update on. The same on every rank."""
+        """Add parameters, as torch does; they are exchanged from the next update on. The same on every rank.
+
+        Those of layers that are new since `distribute` get rank 0's values; the call is then collective. (Horovod's
+        `DistributedOptimizer` copies nothing.)
+
+        Raises:
+            UsageError: a pipeline divides the model, and this rank's part of it has not got them.
+        """
         super().add_param_group(param_group)  # type: ignore[misc]  # of the torch optimizer
-        self._unidist.gradients.changed = True
+        self._unidist.group_added(self.param_groups[-1]["params"])  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy as the plain optimizer: its binding to this process stays here.

@@ -62,6 +62,7 @@ class ParameterGradients:
         self.parameters: list[torch.Tensor] = []
         self.changed = False
         self.finish_queued = False
+        self._hooked: set[int] = set()  # parameters whose gradient the last pass of the window has computed
         self._optimizer = optimizer
         self._names = names
         self._update = update
@@ -186,6 +187,9 @@ class ParameterGradients:
                 self._take_sparse(index, parameter, gradient)
                 return
             gradient = self._sparse.densify(index, gradient)
+        is_last = update.window.is_last_pass(index)
+        if is_last:
+            self._hooked.add(index)
         view = self._views[index]
         if not view.holds(gradient):
             # Within a window p.grad is None between passes; else None says that the script has dropped the gradient.
@@ -195,7 +199,7 @@ class ParameterGradients:
                 view.copy(gradient)
         # Before the last pass of a window the script must not see half a sum: it might clip it.
         with plain_use():
-            if update.window.is_last_pass(index):
+            if is_last:
                 parameter.grad = view.tensor if self._shows else sharded_gradient(parameter)
             else:
                 parameter.grad = None
@@ -216,18 +220,36 @@ class ParameterGradients:
         self.finish_queued = False
         self._finish()
 
+    def take_set_by_hand(self) -> None:
+        """Take gradients that no hook has seen, of a pass that is not the last of its window.
+
+        There the others are in their buckets, and `p.grad` is None.
+        """
+        for index, parameter in enumerate(self.parameters):
+            with plain_use():
+                is_there = parameter.grad is not None
+            if is_there:
+                self._take(index, parameter)
+
     def take_unhooked(self, first: int) -> None:
         """Take gradients that no hook has seen: set by hand, or kept from an earlier update."""
+        accumulation = self._update.accumulation
+        in_window = accumulation.stepwise and accumulation.passes > 1
         for index in range(first, len(self.parameters)):
             with plain_use():
                 gradient = self.parameters[index].grad
-            if gradient is None or self._update.has_gradient(index) or isinstance(gradient, ShardedGradient):
+            if gradient is None or isinstance(gradient, ShardedGradient):
+                continue
+            adds = self._update.has_gradient(index)  # there are earlier passes, or a hook has brought this one
+            if adds and (not in_window or index in self._hooked):
                 continue
             if gradient.layout is not torch.strided:
                 if not self._sparse.as_dense:
                     continue
                 gradient = gradient.to_dense()
-            if not self._views[index].holds(gradient):
+            if adds:
+                self._views[index].add(gradient)
+            elif not self._views[index].holds(gradient):
                 self._views[index].copy(gradient)
             self._update.accumulate(index)
             if not self._shows:
@@ -251,6 +273,7 @@ class ParameterGradients:
     def exchanged(self) -> None:
         """Note that the gradients are reduced."""
         self._is_reduced = True
+        self._hooked.clear()
 
     def _prepare_to_add(self) -> None:
         """Scale reduced gradients, before autograd adds those of another pass, for the exchange of both."""

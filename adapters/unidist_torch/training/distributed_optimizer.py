@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 from typing_extensions import override
 
 from unidist.checkpoint.format.pieces import Piece
@@ -52,7 +53,8 @@ def distribute(
 
     Copies rank 0's parameters, buffers and optimizer state to all ranks, and binds the optimizer: gradients are
     exchanged while `backward` runs, and when it returns every `p.grad` holds the average over the ranks, ready to be
-    clipped. Collective, and so is every backward pass that completes an update. Broadcasts no parameters later.
+    clipped. Collective, and so is every backward pass that completes an update. Broadcasts no parameters later, but
+    those of new layers that `add_param_group` brings.
 
     Args:
         model: built in the same way on every rank.
@@ -158,6 +160,7 @@ class TorchDistribution(Distribution):
     def bind_optimizer(self, update: Update) -> None:
         bound = bind(self.optimizer, update, names=self._names, cut=self._cut)
         bound._unidist.keep_buffers(self.model, self._buffers)
+        bound._unidist.make_new_equal = _for_new_parameters(self._names.values(), self.plan)
 
     @override
     def finish_binding(self, update: Update) -> None:
@@ -274,6 +277,27 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         if check is not None:
             update.follow(check)
     return bound
+
+
+def _for_new_parameters(known: Iterable[torch.Tensor], plan: Plan) -> Callable[[Sequence[torch.Tensor]], None]:
+    """Return what gives parameters that are not among these rank 0's values; see `Binding.make_new_equal`."""
+    equal: Any = WeakIdKeyDictionary(dict.fromkeys(known, True))  # not by id, which a layer's successor may have
+    lacks_layers = bool(plan.model_axes) and plan.runs_steps is not None
+
+    def make_equal(parameters: Sequence[torch.Tensor]) -> None:
+        new = [parameter for parameter in parameters if parameter not in equal]
+        if new and lacks_layers:
+            raise UsageError(
+                f"add_param_group() was given {len(new)} parameters that rank {context.current().topology.rank} has "
+                f"not got: {plan.model_axes[0]} has divided the model's layers over the ranks. Give those that "
+                "model.parameters() or a layer's parameters() has now, none on ranks without the layer. A layer that "
+                "is added now would be in no stage: add it before the model is distributed, and freeze it until then"
+            )
+        if new:
+            broadcast_parameters(new, root_rank=0)
+            equal.update(dict.fromkeys(new, True))
+
+    return make_equal
 
 
 def _check_model(model: object) -> None:

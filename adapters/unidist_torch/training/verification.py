@@ -30,7 +30,7 @@ from unidist.verification import (
 from unidist_torch.checkpoint.states import ModelState
 from unidist_torch.checkpoint.tensors import piece_of
 from unidist_torch.framework import TorchFramework
-from unidist_torch.memory import dtype_of
+from unidist_torch.memory import dtype_of, is_transforming
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
 from unidist_torch.models.step_runner import LossFunction, call, evaluating
 from unidist_torch.operations.functions import broadcast_parameters
@@ -111,7 +111,8 @@ def attach(check: FirstBatchCheck, model: torch.nn.Module, *, runs_steps: bool) 
     check.watch(lambda: pieces_of(model))
 
     def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if module.training and torch.is_grad_enabled():
+        # Within torch.func the next call outside of it is waited for.
+        if module.training and torch.is_grad_enabled() and not is_transforming():
             is_changed = _attributes(model) != attributes
             handle.remove()
             _compare_call(check, module, args, kwargs, is_changed=is_changed)

@@ -14,6 +14,7 @@ from unidist.errors import UsageError
 from unidist_tensor_parallel._torch.layers.random import CutRandom
 from unidist_tensor_parallel._torch.layers.region import Region
 from unidist_tensor_parallel._torch.layers.sequence import BlockRow
+from unidist_torch.memory import refuse_transformed
 
 
 def keep_off_fused_paths(model: nn.Module) -> None:
@@ -98,6 +99,7 @@ class InputCheck:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._random.end()
+        refuse_transformed()
         if self._checked:
             return
         self._checked = True

@@ -14,6 +14,7 @@ import torch
 from unidist_context_parallel._torch.attention.blocks import AttentionJob, Backward, Forward
 from unidist_context_parallel._torch.divided.axis import ContextAxis
 from unidist_context_parallel.layout.sequence import SequenceLayout, ring_owners
+from unidist_torch.memory import refuse_transformed
 from unidist_torch.operations.differentiable import check_once
 
 Way = Literal["ring", "gather", "here"]
@@ -43,6 +44,7 @@ def attend(
         v: likewise.
         mask: None, or `(.., queries, all keys)`, broadcast.
     """
+    refuse_transformed()
     output: torch.Tensor = _Attention.apply(job, way, axis, layout, q, k, v, mask)  # type: ignore[no-untyped-call]
     return output
 
