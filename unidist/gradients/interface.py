@@ -67,8 +67,8 @@ class GradientExchange(ABC):
 
     Attributes:
         parameters: the parameters of the gradients.
-        scale: factor that is applied to every sum; set between two rounds. It includes one over the loss scale if all
-            gradients have at least 32 bits.
+        scale: factor that is applied to every sum; set between two rounds, else by `rescale`. It includes one over the
+            loss scale if all gradients have at least 32 bits.
         pending_factor: factor that is still to be applied to the reduced gradients, if `reduced` says that they are
             deferred; set by `Update.conclude`, for the inner step that follows.
         bucket_bytes: size of its buckets, if `ExchangeOptions.bucket_bytes` decides it; else None.
@@ -127,6 +127,14 @@ class GradientExchange(ABC):
             scale: factor for this round's sums instead of `self.scale`; only in a round in which no `ready` was called.
             notice: `NOTICE_BYTES` bytes; every rank learns the largest of all ranks' for each of them.
         """
+
+    def rescale(self, scale: float) -> None:
+        """Multiply the sums by another factor from now on, those of earlier passes of this round too. Not collective.
+
+        Called between two passes, before the gradients of the next one: an earlier pass is exchanged with the factor
+        of before. A round that is complete keeps its results.
+        """
+        self.scale = scale
 
     def holds(self, index: int) -> bool:
         """Return whether a gradient of parameter `index` of an earlier pass of the window can still be added to."""

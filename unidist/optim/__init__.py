@@ -26,15 +26,16 @@ if TYPE_CHECKING:
         StepRunner,
     )
     from unidist.optim.loss_scaling import LossScaler
+    from unidist.optim.loss_weights import BoundUpdates, LossWeights
     from unidist.optim.rules import GradientRule, GradientRules, NormRule, ValueRule, WholeGradient
     from unidist.optim.update import MakesExchange, Update, UpdateParts, update_of
 
 __all__ = [
-    "Accumulation", "Actors", "ActsOnParameters", "BindsOptimizers", "BringsInnerStep", "ChecksBeforeSave",
-    "FollowsUpdates", "GradientRule", "GradientRules", "InnerStep", "KeepsTensors", "KnowsHolders", "LossScaler",
-    "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule", "OutlivesGenerations", "StepRunner",
-    "TrainedState", "Update", "UpdateParts", "ValueRule", "WholeGradient", "Window", "check_keeps_parameters",
-    "update_of",
+    "Accumulation", "Actors", "ActsOnParameters", "BindsOptimizers", "BoundUpdates", "BringsInnerStep",
+    "ChecksBeforeSave", "FollowsUpdates", "GradientRule", "GradientRules", "InnerStep", "KeepsTensors", "KnowsHolders",
+    "LossScaler", "LossWeights", "MakesExchange", "MakesInnerStep", "MakesStepRunner", "NormRule",
+    "OutlivesGenerations", "StepRunner", "TrainedState", "Update", "UpdateParts", "ValueRule", "WholeGradient",
+    "Window", "check_keeps_parameters", "update_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -47,6 +48,7 @@ __getattr__ = lazy_names(
             "MakesStepRunner BringsInnerStep OutlivesGenerations StepRunner"
         ),
         "loss_scaling": "LossScaler",
+        "loss_weights": "BoundUpdates LossWeights",
         "rules": "GradientRule GradientRules NormRule ValueRule WholeGradient",
         "update": "MakesExchange Update UpdateParts update_of",
     },

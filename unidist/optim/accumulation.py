@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unidist.errors import UsageError
+from unidist.optim.loss_weights import LossWeights
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Window:
         finished: the exchange of the window is complete.
         num_steps_in_all: calls of `step`, of all windows until now; stepwise only.
         was_complete: a window was complete, or `flush` has ended one early.
+        weights: of the losses of its passes.
     """
 
     def __init__(self, accumulation: Accumulation) -> None:
@@ -52,6 +54,8 @@ class Window:
         self.finished = False
         self.num_steps_in_all = 0
         self.was_complete = False
+        self.weights = LossWeights()
+        self._is_weighed = False  # and no gradient has come since
         self._passes: list[int] = []  # of each parameter
         self._num_steps = 0  # calls of `step` in this window, stepwise only
 
@@ -98,9 +102,11 @@ class Window:
             )
         self._passes[index] += 1
         self.finished = False
+        self._is_weighed = False
 
     def count_step(self) -> bool:
         """Count a call of `step` and return whether it updates the parameters."""
+        self._is_weighed = False  # also on a rank where the pass had none
         if not self.accumulation.stepwise or self.accumulation.passes == 1:
             return True
         self._num_steps += 1
@@ -125,8 +131,17 @@ class Window:
         """Note that the exchange of one of several backward passes before a step is complete."""
         self._passes = [0] * len(self._passes)
 
+    def weigh(self, total: float) -> float:
+        """Note the weights of a pass, see `LossWeights.add`."""
+        if self.finished:
+            self.weights.settle()
+        is_term, self._is_weighed = self._is_weighed and not self.finished, True
+        return self.weights.add(total, is_term=is_term)
+
     def reset(self) -> None:
         """Start the next window with no passes. Gradients that were not exchanged are still in their round."""
+        if self.weights.is_used:
+            self.weights, self._is_weighed = LossWeights(), False
         self._passes = [0] * len(self._passes)
         self._num_steps = 0
         self.finished = False

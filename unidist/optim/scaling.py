@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from unidist.gradients.series import ExchangeSeries
     from unidist.optim.accumulation import Accumulation
     from unidist.optim.loss_scaling import LossScaler
+    from unidist.optim.loss_weights import LossWeights
     from unidist.optim.rules import GradientRule, GradientRules
 
 _WIDE_BYTES = 4
@@ -57,6 +58,10 @@ class GradientFactors:
     def of_window(self, accumulation: Accumulation) -> float:
         """Return the factor that turns a full window's sum into the gradient of the update."""
         return 1.0 / (self._divisor * (accumulation.passes if accumulation.average else 1))
+
+    def of_weighted_window(self, weights: LossWeights) -> float:
+        """Return the same for losses that were weighted, instead of a mean over the passes."""
+        return weights.correction / self._divisor
 
     def of_short_window(self, accumulation: Accumulation, num_passes: int) -> float:
         """Return the same for a window that had `num_passes` passes, on all ranks together.

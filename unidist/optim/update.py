@@ -2,6 +2,7 @@
 
 Framework-free; a binding (`BindsOptimizers`) calls it in this order:
 
+    weigh(total)        before the gradients of a pass whose loss is weighted
     is_repeated(i)      before a gradient is written: another backward pass has begun, call `end_extra_pass()` first
     gradient_ready(i)   for every gradient of a backward pass, when it is in `buffer(i)`
     begin_step()        the script calls `step`: does this pass complete an update?
@@ -31,6 +32,7 @@ from unidist.mesh import REPLICA_AXES
 from unidist.optim.accumulation import Accumulation, Window
 from unidist.optim.actors import Actors, ActsOnParameters, TrainedState
 from unidist.optim.interface import ChecksBeforeSave
+from unidist.optim.loss_weights import BoundUpdates
 from unidist.optim.scaling import GradientFactors
 from unidist.optim.script_position import NUM_FLAGS, ScriptPosition, notice_of
 
@@ -75,10 +77,12 @@ class Update:
             after it; else at `step` or `synchronize`, so that ranks may call backward different numbers of times.
         places: of the parameters, by their names, if a strategy has divided the model; None: every rank holds all.
             It says how many ranks hold a parameter, and over which ranks its gradient is summed.
+        steps_alone: see `GradientOwner.steps_alone`.
 
     Attributes:
         options: an inner step may replace them before the first exchange is made.
         places: see Args.
+        steps_alone: see Args.
         window: the passes of the present update; read-only for others.
         position: the place of the ranks' scripts, compared with each update.
         actors: those that act on the parameters between two updates, whom a binding calls around its inner step; None:
@@ -99,8 +103,10 @@ class Update:
         inner_steps: BringsInnerStep | None = None,
         in_backward: bool = False,
         places: KnowsHolders | None = None,
+        steps_alone: bool = False,
     ) -> None:
         self.average = average
+        self.steps_alone = steps_alone
         self.strategies = strategies
         self.inner_steps = inner_steps
         self.in_backward = in_backward
@@ -126,6 +132,7 @@ class Update:
         self.window = Window(accumulation)
         self.position = ScriptPosition(context)
         self._communicator: Communicator | None = None
+        context.owned(BoundUpdates).add(self)
 
     @property
     def context(self) -> RuntimeAPI:
@@ -278,7 +285,7 @@ class Update:
         """
         exchange = self._series.places[index][0]
         num_ranks = self._options_of(exchange.parameters).num_ranks(self.context)
-        return 1.0 / (self._factors.unscaled(exchange) * self.scale * num_ranks)
+        return 1.0 / (self._factors.unscaled(exchange) * self._factors.of_window(self.accumulation) * num_ranks)
 
     @property
     def repeats_unchanged(self) -> bool:
@@ -302,7 +309,28 @@ class Update:
     @property
     def scale(self) -> float:
         """The factor that turns a full window's sum into the gradient of the update."""
+        weights = self.window.weights
+        if weights.total:
+            return self._factors.of_weighted_window(weights)
         return self._factors.of_window(self.accumulation)
+
+    def weigh(self, total: float) -> float:
+        """Begin a pass whose loss is weighted; returns the number by which it is to be divided.
+
+        The gradient of the update is then that of sum(losses) / sum(weights) over all ranks and passes of the window,
+        if each rank's loss is its mean times its weight, times the number of ranks where gradients are averaged, and
+        divided by this. Call it on every rank just before the gradients of the pass.
+
+        Args:
+            total: the sum of the weights of all ranks in this pass; of this rank if ranks step alone.
+
+        Raises:
+            UsageError: several passes make an update, and one of them is a sum of losses with different weights.
+        """
+        divisor, scale = self.window.weigh(total), self.scale
+        for exchange in self.exchanges:
+            exchange.rescale(self._factors.of_exchange(exchange, scale))
+        return divisor
 
     def has_gradient(self, index: int) -> bool:
         """Return whether the buffer of parameter `index` has a gradient of the current window, to which to add."""
@@ -494,7 +522,10 @@ class Update:
 
     def reset_window(self) -> None:
         """Start the next window without an update: the passes of the current one are dropped."""
+        was_weighted = bool(self.window.weights.total)
         self.window.reset()
+        if was_weighted:
+            self._set_scales()
 
     def set_passes(self, passes: int) -> None:
         """Set the number of backward passes of the next updates. Every rank calls it between the same two updates.
@@ -532,7 +563,7 @@ class Update:
     def short_window_scale(self) -> float | None:
         """Return the factor for a window that ends early, or None if no rank has anything in it. Collective.
 
-        With `average` the mean is over the passes of all ranks together.
+        With `average` the mean is over the passes of all ranks together, unless weights divide their sum.
         """
         counts = Buffer.allocate(1, DType.INT64)
         passes = counts.bytes().cast("q")
@@ -541,6 +572,8 @@ class Update:
         if passes[0] == 0:
             return None
         self.window.was_complete = True
+        if self.window.weights.total:
+            return self.scale
         return self._factors.of_short_window(self.accumulation, passes[0])
 
     def rebind(self, context: RuntimeAPI) -> None:

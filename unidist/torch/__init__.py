@@ -92,6 +92,7 @@ from unidist_torch.training.data import shard
 from unidist_torch.training.distributed_optimizer import DistributedOptimizer, distribute
 from unidist_torch.training.metrics import metrics
 from unidist_torch.training.train_step import TrainStep
+from unidist_torch.training.weighted_loss import weighted
 
 if TYPE_CHECKING:
     import unidist_context_parallel.torch
@@ -114,7 +115,7 @@ __all__ = [
     "mpi_threads_supported", "nccl_built", "optimizer", "poll", "rank", "recv", "reducescatter", "reducescatter_async",
     "remove_process_set", "report", "rocm_built", "role", "save", "save_pretrained", "seed", "send", "shard",
     "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm", "synchronize",
-    "world",
+    "weighted", "world",
 ]  # fmt: skip
 
 __getattr__, __dir__ = names_of_plugins(__name__)

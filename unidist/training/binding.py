@@ -106,6 +106,7 @@ def planned_update(
         inner_steps=owner if isinstance(owner, BringsInnerStep) else None,
         in_backward=in_backward and owner.completes_in_backward,
         places=places if plan.model_axes else None,
+        steps_alone=plan.steps_alone,
     )
     for item in plan.strategies:
         item.prepare_update(update, framework)

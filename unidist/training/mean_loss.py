@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import ReduceOp
+from unidist.errors import UsageError
 from unidist.mesh import REPLICA_AXES
 from unidist.negotiation import OperationKind, Request
 
 if TYPE_CHECKING:
+    from unidist.optim.update import Update
     from unidist.runtime.context import Context
 
 _LOSS, _SAMPLES = "loss of a training step", "samples of a training step"
@@ -32,34 +35,36 @@ class MeanLoss:
         spans_world = self._size == context.topology.world_size
         self._axis = None if spans_world else context.new_communicator(REPLICA_AXES)
 
-    def over_samples(self, value: float, samples: float) -> tuple[float, float]:
-        """Return the mean over the samples of all ranks, and the factor with which a mean over the ranks is that.
+    @property
+    def size(self) -> int:
+        """The number of ranks; a mean counts also those that have joined, as averages of gradients do."""
+        return self._size
 
-        Ranks that have joined have no samples; a mean over the ranks counts them, as averages of gradients do.
+    def over_samples(self, value: float, samples: float) -> tuple[float, float]:
+        """Return the mean over the samples of all ranks, and their number. If there are none, the ranks count equally.
+
+        Ranks that have joined have no samples.
 
         Args:
-            value: the mean over this rank's samples.
-            samples: see `weight_of`.
+            value: the mean over this rank's samples; does not matter if there are none.
+            samples: of this rank, or what else the sum of its losses was divided by.
         """
         if self._size == 1:
-            return value, 1.0
-        weighted, total, plain, count = self._sums(value * samples, float(samples), value, 1.0)
-        if not total:
-            return plain / count, 1.0
-        return weighted / total, samples * self._size / total
+            return value, samples
+        weighted, total, plain, count = self._sums(value * samples if samples else 0.0, samples, value, 1.0)
+        return weighted / total if total else plain / count, total
+
+    def total(self, samples: float) -> float:
+        """Return the number of samples of all ranks, given that of this one, see `over_samples`."""
+        return samples if self._size == 1 else self._sums(samples, name=_SAMPLES)[0]
 
     def weight_of(self, samples: float) -> float:
         """Return the factor of this rank's loss that makes a mean over the ranks one over the samples of all ranks.
 
-        A mean over the ranks counts also those that have joined, as averages of gradients do.
-
         Args:
-            samples: of this rank, or what else its mean was divided by. If no rank has any, the ranks count equally.
+            samples: see `over_samples`. If no rank has any, the ranks count equally.
         """
-        if self._size == 1:
-            return 1.0
-        total = self._sums(float(samples), name=_SAMPLES)[0]
-        return samples * self._size / total if total else 1.0
+        return SampleWeight(self, samples).factor()
 
     def average(self, values: Any, name: str) -> None:
         """Replace a vector by the mean of those of the ranks that have not joined.
@@ -103,31 +108,69 @@ class SampleWeight:
     weight is needed, one exchange tells both.
 
     Args:
-        means: over the ranks.
-        samples: of this rank, or what else its mean was divided by.
+        means: over the ranks; None: this rank steps alone.
+        samples: of this rank, or what else its mean was divided by. A function is asked when the number is needed.
+        is_given: by the script: then a loss of which nothing counts on any rank is 0, else the ranks count equally.
+        window: the update, if the samples of all its passes count the same; else its passes do.
         factor: if it is known.
     """
 
-    def __init__(self, means: MeanLoss, samples: float, *, factor: float | None = None) -> None:
-        self._means, self._samples, self._factor = means, samples, factor
+    def __init__(
+        self,
+        means: MeanLoss | None,
+        samples: float | Callable[[], float],
+        *,
+        is_given: bool = False,
+        window: Update | None = None,
+        factor: float | None = None,
+    ) -> None:
+        self._means, self._samples, self._is_given = means, samples, is_given
+        self._window, self._factor = window, factor
         self._mean: float | None = None
+        self._total_per_unit = 1.0
+
+    @property
+    def samples(self) -> float:
+        """This rank's number of samples."""
+        if callable(self._samples):
+            self._samples = self._samples()
+        return self._samples
 
     def factor(self, loss: Callable[[], float] | None = None) -> float:
         """Return the factor of the loss. Collective at the first call.
 
         Args:
             loss: returns the whole loss, without the factor; None: it is not known yet.
+
+        Raises:
+            UsageError: on all ranks: a number of samples that the script gives is negative or not finite. See also
+                `Update.weigh`.
         """
-        if self._factor is None and loss is None:
-            self._factor = self._means.weight_of(self._samples)
-        elif self._factor is None and loss is not None:
-            self._mean, self._factor = self._means.over_samples(loss(), self._samples)
-        assert self._factor is not None
+        if self._factor is None:
+            if loss is None:
+                total = self.total()
+            else:
+                self._mean, total = self._over_samples(loss())
+            if self._window is not None:
+                divisor = self._window.weigh(total)
+                self._total_per_unit = total / divisor or 1.0
+            else:
+                divisor = total
+            size = 1 if self._means is None else self._means.size
+            self._factor = self.samples * size / divisor if divisor else 0.0 if self._is_given else 1.0
         return self._factor
+
+    def count(self, samples: float) -> None:
+        """Let this be the number of samples: a compiled program has found it while it computed the loss."""
+        self._samples = samples
 
     def take(self, factor: float) -> None:
         """Let this be the factor: a compiled program has found it while it computed the loss."""
         self._factor = factor
+
+    def total(self) -> float:
+        """Return the number of samples of all ranks. Collective."""
+        return self._checked(self._sent if self._means is None else self._means.total(self._sent))
 
     def mean(self, loss: Callable[[], float]) -> float:
         """Return the mean over the samples of all ranks. Collective.
@@ -135,4 +178,38 @@ class SampleWeight:
         Args:
             loss: returns this rank's loss times the factor; not called where the mean is known.
         """
-        return self._means.of_all(loss()) if self._mean is None else self._mean
+        if self._mean is not None:
+            return self._mean
+        own = self.without_unit(loss())
+        return own if self._means is None else self._means.of_all(own)
+
+    def without_unit(self, mean: float) -> float:
+        """Return the mean over the samples of all ranks, given the mean over the ranks of loss times factor."""
+        return mean / self._total_per_unit
+
+    def mean_without_factor(self, loss: float) -> float:
+        """Return the mean over the samples of all ranks of a loss that has no factor. Collective."""
+        return self._over_samples(loss)[0]
+
+    def _over_samples(self, loss: float) -> tuple[float, float]:
+        if self._is_given and not self.samples:
+            loss = 0.0
+        if self._means is None:
+            return loss, self._checked(self._sent)
+        mean, total = self._means.over_samples(loss, self._sent)
+        return mean, self._checked(total)
+
+    @property
+    def _sent(self) -> float:
+        """This rank's number, as the others learn it: that it is wrong, if it is."""
+        return self.samples if self._is_valid else math.nan
+
+    @property
+    def _is_valid(self) -> bool:
+        return not self._is_given or 0 <= self.samples < math.inf
+
+    def _checked(self, total: float) -> float:
+        if self._is_given and not 0 <= total < math.inf:
+            found = "of another rank is negative or not finite" if self._is_valid else f"of this rank is {self.samples}"
+            raise UsageError(f"the weight of a loss is the number of samples or tokens that count, and that {found}")
+        return total

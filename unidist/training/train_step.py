@@ -15,6 +15,7 @@ from unidist.elastic.batches import BatchShare
 from unidist.elastic.step_training import Policy, Progress, Redistributable, StepTraining, passes_of_step, training_of
 from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.framework import Framework
+from unidist.optim.update import update_of
 from unidist.runtime import context
 from unidist.training.mean_loss import MeanLoss, SampleWeight
 from unidist.waits import calling
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
     from unidist.elastic.state import ObjectState
     from unidist.optim.interface import StepRunner
+    from unidist.optim.update import Update
     from unidist.strategy.interface import Plan
     from unidist.verification import ReplicaCheck
 
@@ -48,6 +50,8 @@ class PlannedStep(ABC):
         plan: of the run.
         framework: the adapter's.
         elastic: the script's choice, see `unidist.elastic.training_of`.
+        weight: the script's function of `_weighed` that returns by what the loss of a batch is divided; None: the
+            adapter finds it, and passes count the same.
     """
 
     _trees: ClassVar[Trees]
@@ -65,7 +69,14 @@ class PlannedStep(ABC):
     _replica_check: ReplicaCheck | None = None
     """Of updates in which no value is at rest: it compares after a step."""
 
-    def __init__(self, plan: Plan, framework: Framework, *, elastic: bool | Policy | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        framework: Framework,
+        *,
+        elastic: bool | Policy | None = None,
+        weight: Callable[..., Any] | None = None,
+    ) -> None:
         self._rebinds = self._keeps_division and context.current().is_elastic and plan.divides_model
         if self._rebinds and elastic is False:
             raise ConfigurationError(
@@ -74,7 +85,7 @@ class PlannedStep(ABC):
             )
         if elastic or self._rebinds:
             passes_of_step(plan, keeps_division=self._keeps_division)
-        self._plan, self._elastic = plan, elastic
+        self._plan, self._elastic, self._given_weight = plan, elastic, weight
         runs = plan.runs_steps
         self._make_runner: Any = None if runs is None else runs.step_runner(framework, context.current())
         self._training: StepTraining | None = None
@@ -94,8 +105,7 @@ class PlannedStep(ABC):
         if self._training is not None:
             loss = self._scalar(self._training.step(functools.partial(self._train_share, batch)), None)
         else:
-            alone = self._plan.steps_alone or self._is_one_program
-            weight = None if alone else SampleWeight(self._means(), self._divisor(batch))
+            weight = self._weight_of(batch)
             loss = self._run_batch(batch, weight)
             if weight is not None and not self._runs_take_mean:
                 mean = weight.mean(functools.partial(self._value, loss))
@@ -115,7 +125,8 @@ class PlannedStep(ABC):
         loss = self._evaluate_batch(batch)
         if self._training is not None or self._is_one_program:
             return loss
-        return self._scalar(self._means().over_samples(float(loss), self._divisor(batch))[0], loss)
+        weight = SampleWeight(self._means(), self._samples_of(batch), is_given=self._given_weight is not None)
+        return self._scalar(weight.mean_without_factor(float(loss)), loss)
 
     @calling("train_step.predict()")
     def _outputs_of(self, inputs: Any) -> Any:
@@ -127,6 +138,22 @@ class PlannedStep(ABC):
     def _means(self) -> MeanLoss:
         """The means over the ranks that see different data. Collective at the first call in a runtime."""
         return context.current().owned(MeanLoss)
+
+    def _weight_of(self, batch: tuple[Any, ...]) -> SampleWeight | None:
+        """Return the weight of this rank's loss in a step; None: 1, or the program of all ranks finds it."""
+        given = self._given_weight is not None
+        if self._is_one_program or (self._plan.steps_alone and not given):
+            return None
+        means = None if self._plan.steps_alone else self._means()
+        return SampleWeight(
+            means, self._samples_of(batch), is_given=given, window=self._bound_update if given else None
+        )
+
+    def _samples_of(self, batch: tuple[Any, ...]) -> float | Callable[[], float]:
+        """Return by what this rank's loss is divided."""
+        if self._given_weight is None:
+            return self._divisor(batch)
+        return self._number(self._given_weight(*self._weighed(batch)))
 
     def _num_samples(self, batch: tuple[Any, ...]) -> int:
         """Return the size of the first dim of the first array that has dims."""
@@ -174,8 +201,33 @@ class PlannedStep(ABC):
         """Compare the divided model with the whole one, if this is the first batch. Collective."""
 
     def _divisor(self, batch: tuple[Any, ...]) -> float:
-        """Return the number by which the sum of the batch's losses was divided."""
+        """Return the number by which the sum of the batch's losses was divided, as far as the adapter knows it."""
         return self._num_samples(batch)
+
+    def _weighed(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of the script's function that weights a loss: those of the loss function but outputs."""
+        return batch[1:]
+
+    def _number(self, weight: Any) -> float | Callable[[], float]:
+        """Return the number that the script's function has returned, or a function that waits for it.
+
+        Raises:
+            UsageError: it is no scalar.
+        """
+        shape = tuple(getattr(weight, "shape", ()))
+        if any(size != 1 for size in shape):
+            raise UsageError(
+                f"TrainStep(weight=...): the function returned an array of shape {list(shape)}. It is to return one "
+                "number for the batch: by what its loss is divided, say lambda y: (y != -100).sum()"
+            )
+        return float(weight)
+
+    @property
+    def _bound_update(self) -> Update:
+        """The update of the bound optimizer."""
+        update = update_of(getattr(self, "optimizer", None))
+        assert update is not None, "the adapter has bound it"
+        return update
 
     def _update(self) -> None:  # noqa: B027 - most frameworks update in the step
         """Update the parameters with the gradients of the passes, if the window is complete. Collective."""
@@ -220,14 +272,26 @@ class PlannedStep(ABC):
         sampled = batch[self._sampled]
         rest, leaves = batch[len(sampled) :], [self._trees.leaves(value) for value in sampled]
         parts = share.micro_batches(self._training.progress.batch_size, leaves)
+        pieces = [((*self._trees.map(cut, sampled), *rest), factor) for cut, factor in parts]
+        if self._given_weight is None:
+            weights = [SampleWeight(means, 0, factor=factor) for _, factor in pieces]
+        else:
+            weights = self._weights_of_pieces(pieces)
         self._accumulate(len(parts))
         total = 0.0
-        for cut, weight in parts:
-            if weight or self._computes_together:
-                piece = (*self._trees.map(cut, sampled), *rest)
-                total += self._value(self._run_batch(piece, SampleWeight(means, 0, factor=weight)))
+        for (piece, factor), weight in zip(pieces, weights, strict=True):
+            if factor or self._computes_together:
+                total += self._value(self._run_batch(piece, weight))
             self._update()
         return total if self._runs_take_mean else means.over_samples(total, 1)[0]
+
+    def _weights_of_pieces(self, pieces: Sequence[tuple[tuple[Any, ...], float]]) -> list[SampleWeight]:
+        """Return the weights of the losses of this rank's micro-batches, where the script gives them. Collective."""
+        found = [self._samples_of(piece) if factor else 0.0 for piece, factor in pieces]
+        samples = [each() if callable(each) else each for each in found]
+        means = self._means()
+        total = SampleWeight(means, sum(samples), is_given=True).total() or 1.0
+        return [SampleWeight(means, each, is_given=True, factor=each * means.size / total) for each in samples]
 
     def _make_state(self, progress: Progress, others: Mapping[str, Any]) -> ObjectState:
         """Return the state of training, with the attribute `progress`; see `Policy` for the others."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,8 @@ from unidist_torch.models.model_buffers import BufferRule
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
 from unidist_torch.training.distributed_optimizer import TorchDistribution
 from unidist_torch.training.divided_training import DividedTraining
-from unidist_torch.training.verification import before_step
+from unidist_torch.training.verification import before_step, warn_of_ignored
+from unidist_torch.training.weighted_loss import loss_of_nothing, number_of
 
 
 class TrainStep(PlannedStep):
@@ -44,6 +46,7 @@ class TrainStep(PlannedStep):
         optimizer: over the model's parameters. With strategies that divide the model it is over this rank's part of
             them afterwards.
         loss_fn: takes what the model returns and the targets, and returns the mean loss over the samples, a scalar.
+            With `weight`: the mean over what counts.
         strategy: a strategy line ("pipeline=2,zero=1"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
         elastic: for jobs whose ranks join and leave (`unidist launch --min-np`). True, or a `ud.elastic.Policy`: each
@@ -51,6 +54,12 @@ class TrainStep(PlannedStep):
             nothing. Default: True if the batches come from such a loader and no `ud.elastic.run` leads the training. In
             other jobs True divides the samples in the same way.
         buffers: see `distribute`.
+        weight: takes the targets, and returns by what the loss of this batch is divided, a number or a tensor with one
+            element: `lambda y: (y != -100).sum()`. Then losses and gradients are those of sum(losses) / sum(weights)
+            over all ranks, micro-batches of a pipeline, and passes of an update (`accumulate=N`); so is `evaluate`. 0:
+            nothing counts, as in a batch of padding, and the loss function is not called; if so on all ranks, the loss
+            is 0 and the gradients are zeros. Default: the number of samples, and each pass and each micro-batch counts
+            the same. On a GPU the number is exchanged behind the forward pass.
 
     Attributes:
         optimizer: the same object, bound.
@@ -72,8 +81,10 @@ class TrainStep(PlannedStep):
         *,
         elastic: bool | Policy | None = None,
         buffers: BufferRule = "mean",
+        weight: Callable[[Any], Any] | None = None,
     ) -> None:
-        super().__init__(context.current().plan_for(strategy), TorchFramework(), elastic=elastic)
+        plan = context.current().plan_for(strategy)
+        super().__init__(plan, TorchFramework(), elastic=elastic, weight=weight)
         self._divided: DividedTraining | None = None
         if self._rebinds:
             self._divided = DividedTraining(model, optimizer, strategy, buffers)
@@ -84,7 +95,9 @@ class TrainStep(PlannedStep):
             self._whole = distribution.returned
         self.optimizer: Any = optimizer
         self._loss_fn = loss_fn
-        self._weight: SampleWeight | None = None
+        self._weight: SampleWeight | None = None  # of the losses that are computed now
+        self._num_cut = 0  # samples of the batch, if it is cut into micro-batches that the script weights
+        self._has_looked = False  # whether targets are ignored
         self._copied: HostCopy | None = None
         make = self._make_runner or WholeStepRunner
         self._runner_of = OfContext[StepRunner](lambda: make(self.model, self._weighted_loss, optimizer))
@@ -110,7 +123,7 @@ class TrainStep(PlannedStep):
         Returns:
             The mean loss over the samples of all ranks, a detached scalar, equal on every rank. If ranks step alone
             (parameter_server=async), that of this rank's batch. Where ranks have different numbers of samples (the
-            first dim of the targets), losses and gradients weigh as much as there are samples.
+            first dim of the targets), losses and gradients weigh as much as there are samples, or as `weight` says.
 
             A step of an elastic job that was broken off, and a rank's first one where the others are further, return
             that of the last step that counts (NaN: there was none).
@@ -140,10 +153,19 @@ class TrainStep(PlannedStep):
     # See `PlannedStep`
 
     def _weighted_loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        loss = self._loss_fn(outputs, targets)
-        factor = 1.0 if self._weight is None else self._weight.factor(lambda: float(loss.detach()))
+        weight = self._weight
+        if weight is None:
+            return self._loss_fn(outputs, targets)
+        samples, share = weight.samples, 1.0
+        if self._num_cut:  # a micro-batch: the runner takes the mean over the samples of the micro-batches
+            samples = self._count(targets)
+            share = samples / (weight.samples or 1.0) * self._num_cut / self._num_samples((targets,))
+        nothing = loss_of_nothing(outputs) if self._given_weight is not None and not samples else None
+        loss = self._loss_fn(outputs, targets) if nothing is None else nothing
+        # On a device the host does not wait for the loss before the backward pass.
+        factor = share * weight.factor((lambda: float(loss.detach())) if loss.is_cpu else None)
         weighted = loss if factor == 1.0 else factor * loss
-        if self._weight is not None and self._make_runner is None and not loss.is_cpu:
+        if self._make_runner is None and not loss.is_cpu:
             self._copied = HostCopy(weighted.detach())
         return weighted
 
@@ -151,14 +173,38 @@ class TrainStep(PlannedStep):
     def _run_batch(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> torch.Tensor:
         runner = self._runner_of()
         self.model.train()
-        is_on_device = not next(self.model.parameters(), torch.empty(0)).is_cpu  # the same on every rank
-        if weight is not None and (self._make_runner is not None or is_on_device):
-            weight.factor()  # the loss is computed in parts, or the host must not wait for it before the backward pass
-        self._weight = weight
-        try:
+        if weight is not None and self._make_runner is not None:
+            weight.factor()  # the loss is computed in parts
+        with self._weighing(batch, weight):
             return runner.run(*batch)
+
+    @contextmanager
+    def _weighing(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> Iterator[None]:
+        """Weight the losses that are computed within the block."""
+        is_cut = self._make_runner is not None and self._given_weight is not None
+        self._weight, self._num_cut = weight, self._num_samples(batch[1:]) if is_cut else 0
+        try:
+            yield
         finally:
-            self._weight = None
+            self._weight, self._num_cut = None, 0
+
+    def _of_rank(self, batch: tuple[Any, ...]) -> SampleWeight | None:
+        """Return the weights of parts of this rank's loss, for a mean over its own batch; None: of equal samples."""
+        if self._given_weight is None:
+            return None
+        return SampleWeight(None, lambda: self._count(*batch[1:]), is_given=True, factor=1.0)
+
+    def _count(self, targets: Any) -> float:
+        assert self._given_weight is not None
+        with torch.no_grad():
+            number = self._number(self._given_weight(targets))
+        return number() if callable(number) else number
+
+    @override
+    def _evaluate_batch(self, batch: tuple[Any, ...]) -> torch.Tensor:
+        with self._weighing(batch, self._of_rank(batch)):
+            loss: torch.Tensor = super()._evaluate_batch(batch)
+            return loss
 
     @override
     def _value(self, loss: torch.Tensor) -> float:
@@ -172,11 +218,25 @@ class TrainStep(PlannedStep):
 
     @override
     def _check_first(self, batch: tuple[Any, ...]) -> None:
-        before_step(self.model, self._runner_of, self._loss_fn, *batch)
+        if self._given_weight is None and not self._has_looked:
+            self._has_looked = True
+            warn_of_ignored(batch[1:], self._plan)
+        weight = self._of_rank(batch)
+
+        def loss_of(outputs: Any, targets: Any) -> torch.Tensor:
+            nothing = None if weight is None or weight.samples else loss_of_nothing(outputs)
+            return self._loss_fn(outputs, targets) if nothing is None else nothing
+
+        with self._weighing(batch, weight):
+            before_step(self.model, self._runner_of, loss_of, *batch)
 
     @override
     def _divisor(self, batch: tuple[Any, ...]) -> float:
         return self._num_samples(batch[1:]) or self._num_samples(batch)
+
+    @override
+    def _number(self, weight: Any) -> float | Callable[[], float]:
+        return number_of(weight)
 
     @override
     def _scalar(self, value: float, like: torch.Tensor | None) -> torch.Tensor:

@@ -17,7 +17,9 @@ from torch.utils import _pytree as pytree
 from unidist.checkpoint.format.interface import kept_state, placements_of
 from unidist.checkpoint.format.pieces import Piece, Placement
 from unidist.errors import UsageError
+from unidist.mesh import REPLICA_AXES
 from unidist.optim.interface import StepRunner
+from unidist.runtime import context
 from unidist.strategy.interface import Plan
 from unidist.verification import (
     MAX_COPIED_BYTES,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("unidist")
 
+_IGNORED = -100
+"""The default `ignore_index` of PyTorch's losses."""
 _NUM_SAMPLES = 2
 """Samples of the first batch that are computed twice, where the model need not have the whole batch."""
 
@@ -150,6 +154,29 @@ def before_step(
 
     with _random_states_kept():
         check.compare(expected, found, ("the output", "the loss"), _leaf)
+
+
+def warn_of_ignored(targets: Any, plan: Plan) -> None:
+    """Warn on rank 0 if targets are ignored by PyTorch's losses, and means of them are averaged without a weight.
+
+    Args:
+        targets: of the first batch.
+        plan: of the run.
+    """
+    runtime = context.current()
+    averages = runtime.axis_size(REPLICA_AXES) > 1 or plan.gate is not None or plan.runs_steps is not None
+    if not averages or runtime.topology.rank or not runtime.settings.verify.first:
+        return
+    for each in pytree.tree_leaves(targets):
+        if isinstance(each, torch.Tensor) and each.dtype is torch.int64 and bool((each == _IGNORED).any()):
+            _log.warning(
+                "some targets are %d, which PyTorch's losses ignore, and means over the others are averaged over "
+                "ranks, micro-batches and passes, as if each had as many of them. For the mean over all of them give "
+                "TrainStep(..., weight=lambda y: (y != %d).sum()); --verify off leaves this line out",
+                _IGNORED,
+                _IGNORED,
+            )
+            return
 
 
 def _compare_call(
@@ -340,4 +367,4 @@ def _leaf(value: Any) -> Leaf | None:
     return Leaf(tuple(value.shape), str(value.dtype).removeprefix("torch."), values)
 
 
-__all__ = ["attach", "before_step", "output_check", "pieces_of"]
+__all__ = ["attach", "before_step", "output_check", "pieces_of", "warn_of_ignored"]

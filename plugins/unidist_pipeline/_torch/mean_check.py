@@ -57,9 +57,10 @@ class CheckedLoss:
                     f"pipeline: the loss function is no mean over the samples: for a micro-batch of {samples} samples "
                     f"it is {float(loss):.6g}, and the mean over two parts of them {mean:.6g}. Does it ignore targets "
                     "(ignore_index), weigh classes, or compare samples with each other? A pipeline computes it for "
-                    "each micro-batch and takes the mean, which would be another loss than that of the batch. Let it "
-                    "divide by the number of samples (reduction='sum' / len(targets)), use microbatches=1, or train "
-                    "with the mean over micro-batches by --verify off"
+                    "each micro-batch and takes the mean, which would be another loss than that of the batch. Say what "
+                    "counts, TrainStep(..., weight=lambda y: (y != -100).sum()); or let it divide by the number of "
+                    "samples (reduction='sum' / len(targets)), use microbatches=1, or train with the mean over "
+                    "micro-batches by --verify off"
                 )
 
     def _mean_of_parts(self, outputs: Any, targets: Any, samples: int, first: int) -> float:

@@ -118,6 +118,7 @@ class ReduceScatterExchange(GradientExchange):
         self._status = everyone.allocate(len(self.parameters) + NOTICE_BYTES)
         self._status_bytes = self._status.bytes()
         self._num_passes = 0  # of this window, whose sums are in the shards
+        self._next_scale: float | None = None
         self._in_round = False
         self._start_pass()
         self._clear_status()
@@ -170,6 +171,7 @@ class ReduceScatterExchange(GradientExchange):
                 "pass per step is exchanged; for several use the strategy accumulate=N beside zero."
             )
         self.accumulate(index)
+        self._is_exchanged = True
         bucket.missing.discard(index)
         bucket.waiting -= 1
         while self._posted < len(self._buckets) - 1 and self._in_order[self._posted].waiting == 0:
@@ -187,6 +189,21 @@ class ReduceScatterExchange(GradientExchange):
         return index not in self._place[index][0].missing
 
     @override
+    def rescale(self, scale: float) -> None:
+        if self._is_exchanged:  # by `end_pass`, when the next one has begun
+            self._next_scale = scale
+        else:
+            self._multiply_sums(scale / self.scale)
+            self.scale = scale
+
+    def _multiply_sums(self, factor: float) -> None:
+        """Multiply the sums of earlier passes of this window."""
+        if not self._num_passes or factor == 1.0:
+            return
+        for bucket in self._buckets:
+            self._framework.multiply(self._shard(bucket) if bucket.kept is None else bucket.kept, factor)
+
+    @override
     def end_pass(self) -> None:
         self._complete(self.scale)
         if not self.buffers_move:
@@ -194,6 +211,9 @@ class ReduceScatterExchange(GradientExchange):
                 self._keep(bucket)
         self._num_passes += 1
         self._start_pass()
+        if self._next_scale is not None:
+            scale, self._next_scale = self._next_scale, None
+            self.rescale(scale)
 
     def _keep(self, bucket: _Bucket) -> None:
         """Add the result of a pass at stage 1 to those of earlier ones."""
@@ -209,10 +229,8 @@ class ReduceScatterExchange(GradientExchange):
         factor = self.scale if scale is None else scale
         if self._posted and factor != self.scale:
             raise UsageError(f"scale {factor} differs from {self.scale}, with which buckets were exchanged already")
-        if self._num_passes and factor != self.scale:  # of a window that ends early
-            for bucket in self._buckets:
-                sums = self._shard(bucket) if bucket.kept is None else bucket.kept
-                self._framework.multiply(sums, factor / self.scale)
+        if factor != self.scale:  # of a window that ends early
+            self._multiply_sums(factor / self.scale)
         self._status_bytes[-NOTICE_BYTES:] = notice
         self._complete(factor)
         if self._num_passes:
@@ -222,6 +240,7 @@ class ReduceScatterExchange(GradientExchange):
         self._recorder.wait(self.everyone.allreduce(self._status, self._status, op=ReduceOp.MAX))
         values = self._status_bytes.tolist()
         self._num_passes = 0
+        self._next_scale = None
         self._in_round = False
         self._start_pass()
         self._clear_status()
@@ -331,6 +350,7 @@ class ReduceScatterExchange(GradientExchange):
             bucket.missing = {slot.parameter for slot in bucket.cut.slots}
             bucket.waiting = len(bucket.missing)
         self._touched: set[int] = set()
+        self._is_exchanged = False  # gradients of this pass were `ready`
         self._posted = self._completed = 0
         self._patience_sec = PATIENCE_SEC
 

@@ -337,3 +337,78 @@ def test_parameters_in_any_order_are_exchanged_and_can_be_put_in_groups() -> Non
     with pytest.raises(UsageError, match=r"expert\.a.*sparse=False"):
         update.check_dense("expert.a")
     update.check_dense("a")
+
+
+def _pass(update: Update, total: float) -> float:
+    """Make a pass whose loss is weighted; returns the number by which it is divided."""
+    divisor = update.weigh(total)
+    update.gradient_ready(0)
+    return divisor
+
+
+def test_one_weighted_pass_is_divided_by_its_weights() -> None:
+    update, (exchange,), _ = make()
+    assert _pass(update, 6.0) == 6
+    assert exchange.scale == 1 / 4
+
+
+@pytest.mark.parametrize("accumulation", [Accumulation(3), Accumulation(3, average=False, stepwise=False)])
+@pytest.mark.parametrize(("average", "num_ranks"), [(True, 4), (False, 1)])
+def test_weighted_passes_are_divided_by_all_their_weights(
+    accumulation: Accumulation, average: bool, num_ranks: int
+) -> None:
+    update, (exchange,), _ = make(accumulation, average=average)
+    for _ in range(2):  # one window leaves nothing to the next one
+        assert [(_pass(update, total), update.begin_step())[0] for total in (6.0, 0.0, 18.0)] == [6, 6, 6]
+        assert exchange.scale == pytest.approx(6 / 24 / num_ranks)
+        update.finish()
+        assert update.whole_scale(None) == exchange.scale  # of sparse gradients, and of parameters that are thawed
+        update.applied()
+    assert exchange.scale == update.scale
+    assert update.scale * num_ranks == pytest.approx(1 / 3 if accumulation.average else 1)
+
+
+def test_a_window_that_begins_with_nothing_is_divided_by_what_comes() -> None:
+    update, (exchange,), _ = make(Accumulation(3))
+    assert [(_pass(update, total), update.begin_step())[0] for total in (0.0, 5.0, 5.0)] == [1, 5, 5]
+    assert exchange.scale == 1 / 8
+
+
+def test_a_short_window_of_weighted_passes_is_divided_by_their_weights() -> None:
+    update, _, _ = make(Accumulation(4))
+    for total in (2.0, 6.0):
+        _pass(update, total)
+        update.begin_step()
+    assert update.short_window_scale() == pytest.approx(2 / 8 / 4)
+
+
+def test_passes_that_are_exchanged_one_by_one_add_up_to_a_mean() -> None:
+    update, (exchange,), _ = make()
+    _pass(update, 2.0)
+    update.finish()
+    for total, divisor, part in ((6.0, 2, 2 / 8), (8.0, 8, 8 / 16)):
+        assert _pass(update, total) == divisor  # what is there has been divided by all weights before
+        assert exchange.scale == part / 4
+        assert update.repeat_factor(0) == 1
+        update.finish()
+    update.applied()
+    assert exchange.scale == 1 / 4
+
+
+def test_the_losses_of_one_pass_have_weights_of_their_own() -> None:
+    update, (exchange,), _ = make()
+    assert [update.weigh(total) for total in (2.0, 6.0, 6.0, 3.0)] == [2, 6, 6, 3]
+    update.gradient_ready(0)
+    assert exchange.scale == 1 / 4
+    with pytest.raises(UsageError, match="a window of several backward passes has a pass"):
+        update.weigh(2.0)
+
+
+def test_the_losses_of_one_of_several_passes_have_one_weight() -> None:
+    update, _, _ = make(Accumulation(2))
+    assert [update.weigh(total) for total in (2.0, 2.0)] == [2, 2]
+    update.gradient_ready(0)
+    update.begin_step()
+    assert [update.weigh(total) for total in (3.0, 3.0)] == [2, 2]
+    with pytest.raises(UsageError, match="Weight one loss in each pass"):
+        update.weigh(4.0)

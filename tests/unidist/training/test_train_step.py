@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from unidist.errors import PluginError
+from unidist.elastic.batches import BatchShare, Position
+from unidist.errors import PluginError, UsageError
 from unidist.observation import stacks
 from unidist.runtime import context
 from unidist.training import PlannedStep, SampleWeight, Trees
@@ -29,8 +30,8 @@ class Recorded(PlannedStep):
 
     _trees = Trees(list, map)
 
-    def __init__(self, plan: Any) -> None:
-        super().__init__(plan, None)  # type: ignore[arg-type]
+    def __init__(self, plan: Any, **options: Any) -> None:
+        super().__init__(plan, None, **options)  # type: ignore[arg-type]
         self.events: list[Any] = []
         self._replica_check: Any = SimpleNamespace(
             is_due=lambda number: number == 1, compare=lambda moment: self.events.append(moment)
@@ -134,3 +135,38 @@ def test_an_adapter_without_elastic_training_is_named() -> None:
         step._accumulate(2)
     with pytest.raises(PluginError, match=r"Recorded has no elastic training"):
         step._make_state(None, {})  # type: ignore[arg-type]  # it is not looked at
+
+
+def _counts(targets: Any) -> float:
+    return sum(each >= 0 for each in targets)
+
+
+def test_a_micro_batch_of_an_elastic_step_weighs_as_much_as_counts_in_it() -> None:
+    step = Recorded(plan(), weight=_counts)
+    step._training = SimpleNamespace(progress=SimpleNamespace(batch_size=2))  # type: ignore[assignment]
+    step._trees = Trees(lambda value: [value], lambda function, values: [Rows(function(each)) for each in values])
+    step._accumulate = lambda passes: step.events.append(passes)  # type: ignore[method-assign]
+    batch = (Rows([1, 2, 3]), Rows([5, -1, 7]))
+    share = BatchShare(Position(), Position(), rank=0, size=1, total=3, indices=(0, 1, 2))
+    assert step._train_share(batch, share) == 6  # the losses as they are: `Recorded` does not multiply
+    run = [f"run with weight {0.5}", "update"]
+    assert step.events == [2, *run, *run]
+
+
+def test_a_batch_weighs_as_much_as_counts_in_it() -> None:
+    update = SimpleNamespace(weigh=lambda total: 4.0)
+    step = Recorded(plan(), weight=_counts)
+    step.optimizer = SimpleNamespace(_unidist=SimpleNamespace(distributed_update=update))  # type: ignore[attr-defined]
+    assert step._train([3, 4], [5, -1]) == 28  # the loss is 7, its factor 1 / 4; but `Recorded` does not multiply
+    assert f"run with weight {1 / 4}" in step.events
+    assert step._mean_loss_of([3, 4], [-1, -1]) == 0
+
+
+@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf")])
+def test_a_weight_is_a_number_of_samples(weight: float) -> None:
+    step = Recorded(plan(alone=True), weight=lambda _: weight)
+    with pytest.raises(UsageError, match=f"weight of a loss is the number .* that of this rank is {weight}"):
+        step._mean_loss_of([3, 4], [5, 6])
+    step = Recorded(plan(), weight=lambda _: SimpleNamespace(shape=(2,)))
+    with pytest.raises(UsageError, match=r"returned an array of shape \[2\]"):
+        step._train([3, 4], [5, 6])

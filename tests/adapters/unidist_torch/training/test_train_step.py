@@ -13,6 +13,7 @@ from torch import nn
 import unidist.torch as ud
 from unidist.errors import UsageError
 from unidist.jobs.pool.pool import RankPool
+from unidist.settings.environment import set_variables
 from unidist_torch.models.step_runner import gradient_computed, gradient_memory
 
 Pool = Callable[..., RankPool]
@@ -207,3 +208,57 @@ def test_a_gradient_may_be_computed_in_its_place(pool: Pool) -> None:
     for has_place, _, weights in pool(2).run(on_rank, ("accumulate=2", 2)):
         assert has_place == [True, False, True, False], "the sum of the passes before is there"
         assert weights == [-3.0, -3.0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "verify", "weight", "warns"),
+    [
+        ("accumulate=2", "first", None, True),
+        ("accumulate=2", "off", None, False),
+        ("accumulate=2", "first", lambda y: (y != -100).sum(), False),
+        ("data", "first", None, False),
+    ],
+)
+def test_ignored_targets_without_a_weight_are_named_once(
+    caplog: pytest.LogCaptureFixture, strategy: str, verify: str, weight: Any, warns: bool
+) -> None:
+    with set_variables({"UNIDIST_VERIFY": verify}), runtime():
+        model = network()
+        step = ud.TrainStep(model, adam(model.parameters()), nn.functional.cross_entropy, strategy, weight=weight)
+        x, y = (each[0] for each in data())
+        y = y.clone()
+        y[0] = -100
+        for _ in range(2):
+            step(x, y)
+    found = [record for record in caplog.records if "some targets are -100" in record.getMessage()]
+    assert len(found) == warns
+
+
+def test_a_loss_is_weighted_for_one_optimizer() -> None:
+    with runtime():
+        with pytest.raises(UsageError, match="this script has no distributed optimizers"):
+            ud.weighted(torch.ones(()), 1)
+        first, second = (ud.distribute(model, adam(model.parameters())) for model in (network(), network()))
+        with pytest.raises(UsageError, match=r"has 2 distributed optimizers\. Say whose loss it is"):
+            ud.weighted(torch.ones(()), 1)
+        with pytest.raises(UsageError, match="this optimizer is not distributed"):
+            ud.weighted(torch.ones(()), 1, optimizer=adam(network().parameters()))
+        assert float(ud.weighted(torch.full((), 3.0), 2, optimizer=second[1])) == 3
+        assert float(ud.weighted(torch.full((), torch.nan), 0, optimizer=first[1])) == 0
+        with pytest.raises(UsageError, match=r"a tensor of shape \[2\]. It is one number"):
+            ud.weighted(torch.ones(()), torch.ones(2), optimizer=first[1])
+
+
+def test_several_weighted_losses_have_a_mean_each() -> None:
+    def gradients(weighted: bool) -> list[torch.Tensor]:
+        with runtime():
+            model, _ = ud.distribute(made := network(), adam(made.parameters()))
+            x, y = (each[0] for each in data())
+            losses = [nn.functional.cross_entropy(model(part), label) for part, label in ((x, y), (x[:2], y[:2]))]
+            losses = (
+                [ud.weighted(each, count) for each, count in zip(losses, (8, 2), strict=True)] if weighted else losses
+            )
+            sum(losses, torch.zeros(())).backward()
+            return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    assert_close(gradients(True), gradients(False))

@@ -199,6 +199,32 @@ def test_passes_of_a_window_are_added_up_in_the_shards(short: bool) -> None:
     check(on_ranks(2, main), lambda index: np.asarray(summed[index]))
 
 
+@STAGES
+@pytest.mark.parametrize("early", [False, True])
+def test_another_scale_holds_for_the_earlier_passes_too(keeps_buckets: bool, early: bool) -> None:
+    def main(communicator: Communicator) -> list[Any]:
+        exchange = exchange_over(communicator, keeps_buckets=keeps_buckets)
+        for window in range(2):
+            exchange.scale = 1.0
+            for turn in range(3):
+                if early:  # another backward pass has begun, and the one before is exchanged as it was
+                    exchange.rescale(1 / (turn + 1))
+                if turn:
+                    exchange.end_pass()
+                if not early:
+                    exchange.rescale(1 / (turn + 1))
+                for index in range(len(COUNTS)):
+                    write(exchange, index, gradient(communicator.rank, index, 10 * window + turn))
+            exchange.finish()
+        return pieces_of(exchange)
+
+    summed = [
+        sum(gradient(rank, index, 10 + turn) for rank in range(2) for turn in range(3)) / 3
+        for index in range(len(COUNTS))
+    ]
+    check(on_ranks(2, main), lambda index: np.asarray(summed[index]))
+
+
 def test_held_gradients_of_a_window_are_reduced_once() -> None:
     def main(communicator: Communicator) -> list[Any]:
         recording = RecordingCommunicator(communicator)
