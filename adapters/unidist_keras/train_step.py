@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,6 +27,7 @@ class KerasStep(PlannedStep):
         loss_fn: the same.
         strategy: the same.
         distribution: of the backend.
+        weight: see `TrainStep`.
 
     Attributes:
         model: as this rank holds it.
@@ -38,10 +40,16 @@ class KerasStep(PlannedStep):
     _elastic_alternative = "fit with distribute(model, optimizer), or a function of ud.elastic.run"
 
     def __init__(
-        self, model: Any, optimizer: Any, loss_fn: Any, strategy: StrategyLike, distribution: type[Distribution]
+        self,
+        model: Any,
+        optimizer: Any,
+        loss_fn: Any,
+        strategy: StrategyLike,
+        distribution: type[Distribution],
+        weight: Callable[[Any], Any] | None,
     ) -> None:
         runtime = context.current()
-        super().__init__(runtime.plan_for(strategy), distribution.framework)
+        super().__init__(runtime.plan_for(strategy), distribution.framework, weight=weight)
         made = distribution(model, optimizer, self._plan)
         made.bind()
         self.model, self.optimizer, self._loss_fn = made.model, made.optimizer, loss_fn
@@ -62,6 +70,18 @@ class KerasStep(PlannedStep):
     def _divisor(self, batch: tuple[Any, ...]) -> float:
         counted, self._counted = self._counted, None
         return self._num_samples(batch) if counted is None else counted
+
+    @override
+    def _samples_of(self, batch: tuple[Any, ...]) -> float | Callable[[], float]:
+        given = self._given_weight
+        if given is None:
+            return super()._samples_of(batch)
+
+        def number() -> float:  # asked for where no program finds it
+            found = self._number(given(*self._weighed(batch)))
+            return found() if callable(found) else found
+
+        return number
 
     @override
     def _scalar(self, value: float, like: Any) -> Any:

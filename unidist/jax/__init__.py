@@ -61,6 +61,7 @@ from unidist_jax.spmd import spmd
 from unidist_jax.training.data import shard
 from unidist_jax.training.distributed_optimizer import DistributedOptimizer, distribute
 from unidist_jax.training.train_step import TrainStep
+from unidist_jax.training.weighted_loss import weighted
 
 if TYPE_CHECKING:
     import unidist_context_parallel.jax
@@ -76,7 +77,7 @@ __all__ = [
     "elastic", "empty", "flush", "gather_samples", "global_process_set", "grouped_allgather", "grouped_allreduce",
     "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size",
     "rank", "recv", "reducescatter", "remove_process_set", "report", "role", "save", "seed", "send", "shard",
-    "shutdown", "size", "spmd", "start_timeline", "stop_timeline", "translated", "world",
+    "shutdown", "size", "spmd", "start_timeline", "stop_timeline", "translated", "weighted", "world",
 ]  # fmt: skip
 
 __getattr__, __dir__ = names_of_plugins(__name__)

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
     from unidist_tensorflow.checkpoint.api import load, save
     from unidist_tensorflow.gradients.samples import gather_samples
+    from unidist_tensorflow.gradients.weighted_loss import weighted
     from unidist_tensorflow.keras.functions import (
         allgather,
         allreduce,
@@ -67,7 +68,7 @@ __all__ = [
     "gloo_enabled", "init", "is_initialized", "join", "load", "load_model", "local_rank", "local_size", "metrics",
     "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set",
     "report", "rocm_built", "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
-    "world",
+    "weighted", "world",
 ]  # fmt: skip
 
 __getattr__ = names_of_backend(__name__)

@@ -53,6 +53,7 @@ from unidist_tensorflow.basics import (
 )
 from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.gradients.samples import gather_samples
+from unidist_tensorflow.gradients.weighted_loss import weighted
 from unidist_tensorflow.keras.optimizers import PartialDistributedOptimizer
 from unidist_tensorflow.keras.sync_batch_norm import SyncBatchNormalization
 from unidist_tensorflow.operations import (
@@ -108,7 +109,8 @@ __all__ = [
     "is_initialized", "join", "keras", "load", "local_rank", "local_rank_op", "local_size", "local_size_op",
     "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank",
     "rank_op", "recv", "reducescatter", "remove_process_set", "report", "rocm_built", "role", "save", "seed", "send",
-    "shard", "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "sync_batch_norm", "world",
+    "shard", "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "sync_batch_norm", "weighted",
+    "world",
 ]  # fmt: skip
 
 __getattr__, __dir__ = names_of_plugins(__name__)

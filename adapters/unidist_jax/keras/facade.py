@@ -49,6 +49,7 @@ from unidist_jax.operations import (
     shutdown,
 )
 from unidist_jax.operations.samples import gather_samples
+from unidist_jax.training.weighted_loss import weighted
 from unidist_keras.metrics import metrics
 
 __all__ = [
@@ -58,5 +59,5 @@ __all__ = [
     "Product", "Sum", "SyncBatchNormalization", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
     "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "cuda_built",
     "device", "distribute", "gather_samples", "join", "load", "load_model", "metrics", "nccl_built", "reducescatter",
-    "rocm_built", "run", "save", "seed", "shard", "shutdown",
+    "rocm_built", "run", "save", "seed", "shard", "shutdown", "weighted",
 ]  # fmt: skip

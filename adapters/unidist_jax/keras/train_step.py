@@ -39,6 +39,12 @@ class TrainStep(KerasStep):
             that layers add (regularisation) are added.
         strategy: a strategy line ("zero=1,accumulate=2"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
+        weight: takes the targets, and returns by what the loss of this batch is divided, a scalar:
+            `lambda y: (y != -1).sum()`. It is compiled. Then losses and gradients are those of
+            sum(losses) / sum(weights) over all ranks and passes of an update (`accumulate=N`); so is `evaluate`. 0:
+            nothing counts, as in a batch of padding, and the loss does not matter; if so on all ranks, it is 0 and the
+            gradients are zeros. Default: what Keras divides the loss by (the samples, or what masks and `ignore_class`
+            let count), and each pass counts the same.
 
     Attributes:
         model: its variables have the values after the last step.
@@ -49,8 +55,17 @@ class TrainStep(KerasStep):
         NotInitializedError: `init()` was not called.
     """
 
-    def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
-        super().__init__(model, optimizer, loss_fn, strategy, KerasDistribution)
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        loss_fn: LossFunction,
+        strategy: StrategyLike = None,
+        *,
+        weight: Callable[[Any], Any] | None = None,
+    ) -> None:
+        given = None if weight is None else jax.jit(weight)
+        super().__init__(model, optimizer, loss_fn, strategy, KerasDistribution, given)
         runtime = context.current()
         self._weighs = not self._plan.steps_alone and (runtime.topology.world_size > 1 or runtime.is_elastic)
         self._run = jax.jit(self._traced)
@@ -87,15 +102,17 @@ class TrainStep(KerasStep):
     def _run_batch(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> Any:
         groups = (self.model.trainable_variables, self.model.non_trainable_variables, self.optimizer.variables)
         values = [[variable.value for variable in group] for group in groups]
+        known = None if self._given_weight is None or weight is None else weight.factor()
         with translated():
-            loss, factor, new = self._run(values, *batch)
+            loss, factor, new = self._run(values, known, *batch)
             jax.block_until_ready(loss)
         for group, found in zip(groups, new, strict=True):
             for variable, value in zip(group, found, strict=True):
                 variable.assign(value)
         if weight is None:
             return loss
-        weight.take(float(factor))
+        if known is None:
+            weight.take(float(factor))
         return loss if weight.factor() == 1.0 else weight.factor() * loss
 
     @override
@@ -111,13 +128,16 @@ class TrainStep(KerasStep):
 
     # Compiled functions
 
-    def _traced(self, values: Sequence[Any], inputs: Any, targets: Any) -> Any:
+    def _traced(self, values: Sequence[Any], factor: Any, inputs: Any, targets: Any) -> Any:
         trainable, non_trainable, state = values
         binding = self.optimizer._unidist
 
         def loss_of(trainable: Any) -> Any:
             loss, divisor, new = self._loss(trainable, non_trainable, inputs, targets, training=True)
-            weight = binding.weight_by(divisor, self._num_samples((inputs, targets))) if self._weighs else 1.0
+            if factor is not None:
+                weight = factor
+            else:
+                weight = binding.weight_by(divisor, self._num_samples((inputs, targets))) if self._weighs else 1.0
             mapping = list(zip(self.optimizer.variables, state, strict=True))
             with keras.StatelessScope(state_mapping=mapping), binding.weighting_loss(weight):
                 scaled = self.optimizer.scale_loss(loss)
@@ -137,6 +157,19 @@ class TrainStep(KerasStep):
         outputs, new, losses = self.model.stateless_call(
             trainable, non_trainable, inputs, training=training, return_losses=True
         )
-        divisor = LossDivisor(self._loss_fn)
-        loss = jnp.mean(divisor.noting(self._loss_fn, targets, outputs))
+        if self._given_weight is None:
+            divisor = LossDivisor(self._loss_fn)
+            loss = jnp.mean(divisor.noting(self._loss_fn, targets, outputs))
+        else:
+            divisor, loss = LossDivisor(None), self._loss_if_anything_counts(targets, outputs)
         return sum((jnp.asarray(each, loss.dtype) for each in losses), loss), divisor, new
+
+    def _loss_if_anything_counts(self, targets: Any, outputs: Any) -> Any:
+        """Return the loss; 0 if nothing counts, without a gradient of the loss function, which may divide by 0."""
+        assert self._given_weight is not None
+
+        def compute() -> Any:  # not of an operand, which would have no mask of Keras
+            return jnp.mean(self._loss_fn(targets, outputs))
+
+        form = jax.eval_shape(compute)
+        return jax.lax.cond(self._given_weight(targets) > 0, compute, lambda: jnp.zeros(form.shape, form.dtype))

@@ -40,9 +40,13 @@ class LossDivisor:
     Args:
         loss_fn: `loss_fn(params, (batch, state))` returns a scalar.
         params: a tree of arrays like the parameters.
+        given: the script's function of the batch that returns the divisor; None: it is found.
     """
 
-    def __init__(self, loss_fn: Callable[[Any, Any], Any], params: Any) -> None:
+    def __init__(
+        self, loss_fn: Callable[[Any, Any], Any], params: Any, given: Callable[..., Any] | None = None
+    ) -> None:
+        self._given = given
         self._loss_fn = loss_fn
         self._params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
         self._found: dict[Any, Callable[[Any, Any], Any] | None] = {}
@@ -53,6 +57,9 @@ class LossDivisor:
 
         None: it is a constant, or no weight of a rank is right, of which a warning says why, once.
         """
+        if self._given is not None:
+            given = self._given
+            return lambda batch, _: given(*batch)
         leaves, structure = jax.tree.flatten((batch, state))
         key = structure, tuple((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
         if key not in self._found:
@@ -64,13 +71,13 @@ class LossDivisor:
         compute = self.function_for(batch, state)
         if compute is None:
             return None
-        own = compute(batch, state)
+        own = jnp.asarray(compute(batch, state), float)
         mean = allreduce(own, name="divisor of a loss")
-        return jnp.where(mean == 0, 1, own / jnp.where(mean == 0, 1, mean))
+        return jnp.where(mean == 0, 1 if self._given is None else 0, own / jnp.where(mean == 0, 1, mean))
 
     def check_micro_batches(self, batch: Any, state: Any) -> None:
         """Warn, at the first batch, where micro-batches weigh as many samples as they have, and that is wrong."""
-        if not self._found and self.function_for(batch, state) is not None:
+        if self._given is None and not self._found and self.function_for(batch, state) is not None:
             self._warn("the loss of TrainStep is divided by a sum over the batch, which differs between micro-batches")
 
     def _warn(self, problem: str) -> None:

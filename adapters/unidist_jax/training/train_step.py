@@ -38,6 +38,7 @@ from unidist_jax.training.verification import step_check
 
 if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
+    from unidist.optim.update import Update
 
 _EARLY_BYTES = 4 << 20
 """Gradients are handed over in the backward pass in groups of this size: a call into Python for each costs 50 us."""
@@ -67,6 +68,13 @@ class TrainStep(PlannedStep, Training):
             call is a transaction, and the arrays of `ud.shard` are redistributed, see docs/elastic.md. False: nothing.
             Default: True if the batches come from such arrays and no `ud.elastic.run` leads the training. In other jobs
             True divides the samples in the same way.
+        weight: takes what `loss_fn` takes after the parameters, without the arguments by name, and returns by what the
+            loss of this batch is divided, a scalar: `lambda x, y: (y != -100).sum()`. It is compiled. Then losses and
+            gradients are those of sum(losses) / sum(weights) over all ranks, micro-batches of a pipeline, and passes of
+            an update (`accumulate=N`); so is `evaluate`. 0: nothing counts, as in a batch of padding; `loss_fn` must
+            not divide by it (`jnp.maximum(count, 1)`). If so on all ranks, the loss is 0 and the gradients are zeros.
+            Default: what `loss_fn` is found to divide by, or the number of samples, and each pass and each micro-batch
+            counts the same.
 
     Attributes:
         params: the parameters after the last step. The arrays of earlier steps are donated to the next one. With
@@ -95,20 +103,27 @@ class TrainStep(PlannedStep, Training):
         *,
         has_aux: bool = False,
         elastic: bool | Policy | None = None,
+        weight: Callable[..., Any] | None = None,
     ) -> None:
         runtime = context.current()
         plan = runtime.plan_for(strategy)
-        super().__init__(plan, JaxFramework(), elastic=elastic)
+        self._count, given = weight, None if weight is None else jax.jit(weight)
+        super().__init__(plan, JaxFramework(), elastic=elastic, weight=given)
         self._is_one_program = is_chosen()
         if elastic and self._is_one_program:
             raise ConfigurationError(f"elastic training needs another engine than xla: {way_to_another_engine()}")
+        if weight is not None and self._is_one_program and plan.gate is not None:
+            raise ConfigurationError(
+                f"weight=... and {plan.gate.name}={plan.gate.passes_per_update} need another engine than xla, whose "
+                f"program divides by a constant: {way_to_another_engine()}"
+            )
         self._held: Any = None
         self._loss_fn, self._has_aux = loss_fn, has_aux
         self._aux: Any = None
         self._types = ComputeTypes(plan.precision)
         params, self._rest = split(params)
         params = broadcast_parameters(params)
-        self._loss_divisor = LossDivisor(self._loss_of_script, params)
+        self._loss_divisor = LossDivisor(self._loss_of_script, params, given)
         self._devices = LocalDevices(params)
         prepared = divided(plan, params, optimizer)
         self._division = prepared if isinstance(prepared, DividedParameters) else None
@@ -200,6 +215,16 @@ class TrainStep(PlannedStep, Training):
         aux, self._aux = self._aux, None
         return (loss, aux) if self._has_aux else loss
 
+    @property
+    @override
+    def _bound_update(self) -> Update:
+        return self._binding.distributed_update
+
+    @override
+    def _weighed(self, batch: tuple[Any, ...]) -> tuple[Any, ...]:
+        arguments: tuple[Any, ...] = batch[0]
+        return arguments
+
     @override
     def _divisor(self, batch: tuple[Any, ...]) -> float:
         found = None
@@ -224,6 +249,7 @@ class TrainStep(PlannedStep, Training):
         arguments, state = batch
         factor = None if weight is None else weight.factor()
         if self._runner is not None:
+            factor = self._of_parts(batch, weight, factor)
             loss = self._run_by(self._runner, batch, scale=scale, weight=factor, trains=True)
             return loss if weight is None else self._scalar(weight.mean(lambda: float(loss)), loss)
         arguments = self._devices.divided(arguments)
@@ -232,12 +258,24 @@ class TrainStep(PlannedStep, Training):
             loss, self._aux = jax.block_until_ready(result)
         if self._is_one_program:
             self._binding.count_pass()
+        if self._given_weight is not None and weight is not None:
+            loss = self._scalar(weight.without_unit(float(loss)), loss)
         return loss
+
+    def _of_parts(self, batch: tuple[Any, ...], weight: SampleWeight | None, factor: float | None) -> float | None:
+        """Return the factor for a runner, which takes the mean over the samples, see `_made_runner`."""
+        if self._given_weight is None or weight is None or factor is None:
+            return factor
+        return factor * self._num_samples(batch) / (weight.samples or 1.0)
 
     @override
     def _evaluate_batch(self, batch: tuple[Any, ...]) -> Any:
         if self._runner is not None:
-            return self._run_by(self._runner, batch, scale=None, weight=None, trains=False)
+            weight = None
+            if self._given_weight is not None:
+                weight = SampleWeight(None, self._samples_of(batch), is_given=True)
+            factor = self._of_parts(batch, weight, 1.0)
+            return self._run_by(self._runner, batch, scale=None, weight=factor, trains=False)
         arguments, state = batch
         with translated():
             result = jax.block_until_ready(self._evaluate(self._held, self._devices.divided(arguments), state))
@@ -283,9 +321,15 @@ class TrainStep(PlannedStep, Training):
                 "has_aux=True and a strategy that runs the passes itself (pipeline): what loss_fn returns beside the "
                 "loss would be of micro-batches. Return the loss alone"
             )
-        runner = self._make_runner(
-            self._division, lambda params, batch, state: self._loss(params, batch, state)[0], self.optimizer
-        )
+        given = self._count  # not compiled by itself: a pipeline looks into what it divides
+
+        def loss_of(params: Any, batch: Any, state: Any) -> Any:
+            loss = self._loss(params, batch, state)[0]
+            if given is None:
+                return loss
+            return loss * (given(*batch) / self._num_samples((batch, state))).astype(loss.dtype)
+
+        runner = self._make_runner(self._division, loss_of, self.optimizer)
         if not isinstance(runner, StepRunner):
             raise PluginError(f"{type(runner).__qualname__} does not derive from unidist_jax.models.StepRunner")
         return runner
@@ -346,7 +390,7 @@ class TrainStep(PlannedStep, Training):
             (_, (loss, aux)), gradients = function(held)
             early = [place for group in groups for place in group]
             held, state = self._binding.apply(gradients, state, held, early=early)
-        if self._plan.steps_alone and weight is None:  # a mean would make ranks wait
+        if self._plan.steps_alone and (weight is None or self._given_weight is not None):  # a mean makes ranks wait
             return held, state, (loss, aux)
         return held, state, (allreduce(loss, name="loss of a training step"), aux)
 

@@ -6,6 +6,7 @@ from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built
 from unidist_tensorflow.checkpoint.api import load, save
 from unidist_tensorflow.elastic.state import TensorFlowKerasState, run
 from unidist_tensorflow.gradients.samples import gather_samples
+from unidist_tensorflow.gradients.weighted_loss import weighted
 from unidist_tensorflow.keras.callbacks import (
     BackupAndRestore,
     BroadcastGlobalVariablesCallback,
@@ -46,5 +47,5 @@ __all__ = [
     "UpdateEpochStateCallback", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
     "broadcast_global_variables", "broadcast_object", "cuda_built", "device", "distribute", "gather_samples", "join",
     "load", "load_model", "metrics", "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed", "shard",
-    "shutdown",
+    "shutdown", "weighted",
 ]  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -35,6 +36,13 @@ class TrainStep(KerasStep):
             that layers add (regularisation) are added.
         strategy: a strategy line ("pipeline=2,zero=1"), strategy objects, or a list of both; default: the command
             line's (`unidist launch --strategy`), else plain data parallelism.
+        weight: takes the targets, and returns by what the loss of this batch is divided, a number or a tensor with one
+            element: `lambda y: tf.math.count_nonzero(y != -1)`. It is compiled. Then losses and gradients are those of
+            sum(losses) / sum(weights) over all ranks, micro-batches of a pipeline, and passes of an update
+            (`accumulate=N`); so is `evaluate`. 0: nothing counts, as in a batch of padding, and the loss does not
+            matter; if so on all ranks, it is 0 and the gradients are zeros. Default: what Keras divides the loss by
+            (the samples, or what masks and `ignore_class` let count), and each pass and each micro-batch counts the
+            same.
 
     Attributes:
         model: as this rank holds it.
@@ -45,12 +53,21 @@ class TrainStep(KerasStep):
         NotInitializedError: `init()` was not called.
     """
 
-    def __init__(self, model: Any, optimizer: Any, loss_fn: LossFunction, strategy: StrategyLike = None) -> None:
-        super().__init__(model, optimizer, loss_fn, strategy, KerasDistribution)
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        loss_fn: LossFunction,
+        strategy: StrategyLike = None,
+        *,
+        weight: Callable[[Any], Any] | None = None,
+    ) -> None:
+        super().__init__(model, optimizer, loss_fn, strategy, KerasDistribution, weight)
         runtime = context.current()
         exchanges = runtime.topology.world_size > 1 or runtime.is_elastic
         in_graph = self._make_runner is None and exchanges
-        self._weight = StepWeight(loss_fn, self.optimizer._unidist, in_graph=in_graph)
+        in_parts = self._make_runner is not None
+        self._weight = StepWeight(loss_fn, self.optimizer._unidist, in_graph=in_graph, given=weight, in_parts=in_parts)
         make: Any = self._make_runner or WholeStepRunner
         runner: StepRunner = make(self.model, self._weight.loss_fn, self.optimizer)
         self._runner_of = lambda: runner
@@ -86,12 +103,13 @@ class TrainStep(KerasStep):
     @override
     def _check_first(self, batch: tuple[Any, ...]) -> None:
         inputs, targets = batch
-        before_step(
-            self.model,
-            lambda: (self._runner_of().predict(inputs), self._runner_of().evaluate(inputs, targets)),
-            inputs,
-            lambda outputs: tf.reduce_mean(self._loss_fn(targets, outputs)),
-        )
+
+        def loss_of(outputs: Any) -> tf.Tensor:
+            loss = tf.reduce_mean(self._loss_fn(targets, outputs))
+            counted = 1.0 if self._given_weight is None else self._samples_of(batch)
+            return loss if (counted() if callable(counted) else counted) else tf.zeros_like(loss)
+
+        before_step(self.model, lambda: (self._runner_of().predict(inputs), self._evaluated(batch)[0]), inputs, loss_of)
 
     @override
     def _run_batch(self, batch: tuple[Any, ...], weight: SampleWeight | None) -> tf.Tensor:
@@ -105,6 +123,12 @@ class TrainStep(KerasStep):
 
     @override
     def _evaluate_batch(self, batch: tuple[Any, ...]) -> tf.Tensor:
-        evaluate = functools.partial(self._runner_of().evaluate, *batch)
-        loss, self._counted = self._weight.evaluated(evaluate, self._num_samples(batch))
+        loss, self._counted = self._evaluated(batch)
         return loss
+
+    def _evaluated(self, batch: tuple[Any, ...]) -> tuple[tf.Tensor, float]:
+        evaluate = functools.partial(self._runner_of().evaluate, *batch)
+        weight = None
+        if self._given_weight is not None:
+            weight = SampleWeight(None, self._samples_of(batch), is_given=True)
+        return self._weight.evaluated(evaluate, weight, self._num_samples(batch))

@@ -33,6 +33,7 @@ from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.tensorflow.keras import callbacks, elastic
 from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
 from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.gradients.weighted_loss import weighted
 from unidist_tensorflow.keras.functions import (
     allgather,
     allreduce,
@@ -56,5 +57,5 @@ __all__ = [
     "data_size", "ddl_built", "device", "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled",
     "init", "is_initialized", "load", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
     "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report", "rocm_built",
-    "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
+    "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline", "weighted",
 ]  # fmt: skip
