@@ -11,6 +11,7 @@ import tensorflow as tf
 from unidist.errors import UsageError
 from unidist.optim.update import Update, update_of
 from unidist.training.weighted_loss import WeightedPass, weighted_update
+from unidist_tensorflow.gradients.custom import differentiable_once
 from unidist_tensorflow.gradients.tensors import host_node
 from unidist_tensorflow.memory import Array
 
@@ -51,7 +52,7 @@ def weighted(loss: Any, weight: Any, *, optimizer: Any = None) -> Any:
     def of_gradients(share: Array, total: Array) -> list[Array]:
         return [np.asarray(WeightedPass(float(share), float(total)).of_gradients(_alive(update)), np.float64)]
 
-    @tf.custom_gradient
+    @differentiable_once("ud.weighted")
     def scaled(loss: Any) -> Any:
         share, total = host_node(of_value, [number], [_NUMBER, _NUMBER], name="unidist_weight_of_a_loss")
 

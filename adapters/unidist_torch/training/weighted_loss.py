@@ -12,6 +12,7 @@ from unidist.errors import UsageError
 from unidist.optim.update import Update, update_of
 from unidist.training.weighted_loss import WeightedPass, weighted_update
 from unidist_torch.host_copies import HostCopy
+from unidist_torch.operations.differentiable import check_once
 
 __all__ = ["loss_of_nothing", "number_of", "weighted"]
 
@@ -55,6 +56,7 @@ class _Weighted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        check_once("ud.weighted")
         return gradients[0] * ctx.weight.of_gradients(ctx.update), None, None
 
 
