@@ -10,7 +10,7 @@ pytest.importorskip("jax", reason="the training is in JAX")
 
 from weights_jax import PLAN, Case, errors_of, of_nothing, refused
 
-pytestmark = pytest.mark.parallel
+pytestmark = [pytest.mark.parallel, pytest.mark.soak]  # minutes on 2 cores
 
 CASES = {
     2: (
