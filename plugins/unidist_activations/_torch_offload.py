@@ -135,7 +135,7 @@ class _Copy:
     def fetch(self) -> torch.Tensor:
         """Begin to copy it to the device, if it is not there; returns it."""
         if self._returned is None:
-            # From the pool of the stream that computes: whoever keeps it may free it whenever they like.
+            # From the pool of the computing stream: the block that holds it may free it at any time.
             self._returned = torch.empty_like(self._host, device=self._device)
             self._is_used = False
             self.event = self._queue(self._returned, self._host)

@@ -28,7 +28,7 @@ def without(owner: Any, method: str, where: str, left_out: list[str]) -> Abstrac
         owner: class of the object whose method is called.
         method: its name.
         where: the function, `file.py:function`.
-        left_out: is told of each call.
+        left_out: gets an entry for each call that was left out.
     """
     plain = getattr(owner, method)
 

@@ -218,7 +218,7 @@ class Grown(torch.nn.Module):
         self.more = torch.nn.Sequential()
 
     def forward(self, x: Any) -> Any:
-        """Compute the layers that there are."""
+        """Compute whichever layers were added."""
         hidden = self.layers(x)
         return hidden + self.more(hidden) if len(self.more) else hidden
 
@@ -254,7 +254,7 @@ def call_functionally(model: Any, x: Any, y: Any) -> None:
 
 
 def call_with_others(model: Any, x: Any, y: Any) -> None:
-    """Call the model with parameters computed of its own."""
+    """Call the model with parameters that are computed from its own ones."""
     mse(functional_call(model, {name: 0.9 * each for name, each in model.named_parameters()}, (x,)), y).backward()
 
 

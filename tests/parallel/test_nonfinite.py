@@ -59,3 +59,17 @@ def test_with_keras_on_tensorflow(rank_pools: PartPools) -> None:
         assert "update 3: gradients are not finite" in text
         assert "on rank 1 (nan)" in text
     assert pool.run(keras_script, (False,), timeout=LIMIT) == ["", ""]
+
+
+def test_ranks_that_step_alone_cannot_agree(rank_pools: PartPools) -> None:
+    def on_rank() -> str:
+        from unidist.errors import ConfigurationError
+
+        try:
+            torch_script("parameter_server=async", False)
+        except ConfigurationError as exc:
+            return str(exc)
+        return ""
+
+    for text in rank_pools.get(2, engine="shm", env=ERROR).run(on_rank, timeout=LIMIT):
+        assert "--on-nonfinite error: the ranks agree on each update" in text

@@ -137,6 +137,11 @@ def _rules_of(plan: Plan, context: RuntimeAPI, framework: Framework, options: Ex
         )
     everyone = None
     looks = scaler is None and context.on_nonfinite != "off"
+    if looks and plan.steps_alone:
+        raise ConfigurationError(
+            f"--on-nonfinite {context.on_nonfinite}: the ranks agree on each update, and with this strategy each steps "
+            "when it is done. Leave --on-nonfinite out"
+        )
     if scaler is not None or looks:
         everyone = context.duplicate_world() if model_axes else options.communicator(context)
     watch = None

@@ -1,4 +1,4 @@
-"""Losses of scripts with loops of their own that count as much as their weights say: each adapter has `weighted`."""
+"""Weighted losses in training loops that the script writes itself: each adapter has a function `weighted`."""
 
 from __future__ import annotations
 

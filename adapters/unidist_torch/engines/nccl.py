@@ -59,7 +59,7 @@ _VARIABLES_ON_HOST = {
 }
 
 _environment = threading.Lock()
-"""Whoever changes it for a group: the thread of named operations makes one, too."""
+"""Held while variables of the process are changed to make a group: several threads make groups."""
 
 
 class NcclCommunicator(ProcessGroupCommunicator, RunsOnDevice):
