@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ def test_every_strategy_can_be_made_from_a_strategy_line(modules: list[ModuleTyp
     found = [each for module in modules for each in own_classes(module) if issubclass(each, Strategy)]
     for each in found:
         made = construct(LineItem(each.name, OPTIONS.get(each.__name__)), each)
-        assert (made.state() == {}) != (each.__name__ == "ClipUsual")
+        assert (made.state() == {}) != (each.__name__ == "SpikeGuard")
     capabilities = (
         GradientOwner, UpdateGate, ShardsUpdates, OwnsParameters, RunsSteps, ChoosesPrecision, SurvivesLoss,
         NamesPlugins, InitializesModels, KeepsDivision, RunsSideProcesses, OutlivesRanks,
@@ -157,8 +158,8 @@ def test_an_exchange_that_exchanges_nothing_undoes_the_mean_over_ranks(modules: 
     exchange.close()
 
 
-def test_what_is_longer_than_usual_is_clipped(modules: list[ModuleType]) -> None:
-    strategy = example(modules, "ClipUsual")()
+def test_what_is_longer_than_usual_is_clipped_or_skipped(modules: list[ModuleType]) -> None:
+    strategy = example(modules, "SpikeGuard")()
     rule: GradientRule = strategy.gradient_rule()
 
     class Gradient:
@@ -171,11 +172,14 @@ def test_what_is_longer_than_usual_is_clipped(modules: list[ModuleType]) -> None
         def multiply(self, factor: float) -> None:
             self.length *= factor
 
-    for length, wanted in ((1.0, 1.0), (1.9, 1.9), (10.0, 2 * 1.09)):
+        def skip(self) -> None:
+            self.length = 0.0
+
+    for length, wanted in ((1.0, 1.0), (1.9, 1.9), (10.0, 2 * 1.09), (20.0, 0.0), (math.nan, 0.0)):
         gradient: Any = Gradient(length)
         rule.apply(gradient)
         assert gradient.length == pytest.approx(wanted)
-    other = example(modules, "ClipUsual")()
+    other = example(modules, "SpikeGuard")()
     other.load_state(strategy.state())
     assert other == strategy
 

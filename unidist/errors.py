@@ -77,6 +77,10 @@ class NonfiniteError(UnidistError, ArithmeticError):
     """A gradient is NaN or infinite, and `--on-nonfinite` says that this is an error. On every rank."""
 
 
+class ReplayError(UnidistError, ArithmeticError):
+    """A rank computed the same batch twice, and got other bits, see `--verify replay=N`. On every rank."""
+
+
 class ExtraPassError(UsageError, AssertionError):
     """A gradient became ready again before the update that was to use it. Also an AssertionError, as Horovod's."""
 

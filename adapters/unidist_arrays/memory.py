@@ -6,6 +6,7 @@ Results are written into memory at the alignment at which frameworks take it ove
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "address_of",
     "array_of_buffer",
     "buffer_of_array",
+    "digest_of_array",
     "empty_array",
 ]
 
@@ -42,6 +44,11 @@ def empty_array(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     memory = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -address_of(memory) % ALIGNMENT
     return memory[start : start + nbytes].view(dtype).reshape(tuple(shape))
+
+
+def digest_of_array(array: Any) -> bytes:
+    """Return a digest of the bits of the elements of what numpy can read."""
+    return hashlib.blake2b(np.asarray(array).tobytes(), digest_size=16).digest()
 
 
 def address_of(array: Array) -> int:

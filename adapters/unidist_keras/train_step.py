@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from unidist.strategy.plan import StrategyLike
 from unidist.training.distribution import Distribution
 from unidist.training.train_step import PlannedStep, Trees
 from unidist.verification import replica_check
+from unidist_arrays.memory import digest_of_array
 from unidist_keras.fit_agreement import hyperparameters
 
 __all__ = ["KerasStep"]
@@ -65,6 +67,24 @@ class KerasStep(PlannedStep):
     def predict(self, inputs: Any) -> Any:
         """Return the model's outputs for this rank's inputs as in inference, on every rank along the model's axes."""
         return self._outputs_of(inputs)
+
+    @override
+    def _digests_of(self, batch: tuple[Any, ...]) -> Mapping[str, bytes]:
+        if not self._is_whole:
+            return super()._digests_of(batch)
+        kept = [(variable, keras.ops.copy(variable.value)) for variable in self.model.non_trainable_variables]
+        loss, gradients = self._computed(batch)
+        for variable, before in kept:
+            variable.assign(before)
+        found = {"the loss": digest_of_array(loss)}
+        for variable, gradient in zip(self.model.trainable_variables, gradients, strict=True):
+            if gradient is not None:
+                found[f"the gradient of {variable.path!r}"] = digest_of_array(gradient)
+        return found
+
+    @abstractmethod
+    def _computed(self, batch: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
+        """Return the loss of a batch in training, and the gradient of each trainable variable; None: it has none."""
 
     @override
     def _divisor(self, batch: tuple[Any, ...]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,8 @@ from unidist.buffer import HOST, Buffer, DType
 from unidist.errors import UsageError
 
 __all__ = [
-    "DTYPES", "TORCH_DTYPES", "CopyInto", "buffer_of", "copy_plain", "dtype_of", "is_dense", "is_plain_copy",
-    "is_transforming", "memory_kind", "refuse_transformed", "tensor_of",
+    "DTYPES", "TORCH_DTYPES", "CopyInto", "buffer_of", "copy_plain", "digest_of", "dtype_of", "is_dense",
+    "is_plain_copy", "is_transforming", "memory_kind", "refuse_transformed", "tensor_of",
 ]  # fmt: skip
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -74,6 +75,14 @@ def buffer_of(tensor: torch.Tensor, *, is_ours: bool = False) -> Buffer:
         refuse_transformed(exc)
         raise
     return Buffer(address, tensor.numel(), dtype, tensor if is_ours else tensor.detach(), memory)
+
+
+def digest_of(tensor: torch.Tensor) -> bytes:
+    """Return a digest of the bits of a tensor's elements, in row-major order; of a sparse one in its dense form."""
+    tensor = tensor.detach()
+    whole = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    array = whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return hashlib.blake2b(array.data, digest_size=16).digest()
 
 
 def is_transforming() -> bool:

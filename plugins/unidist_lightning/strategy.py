@@ -12,6 +12,7 @@ from typing_extensions import override
 
 import unidist.torch as ud
 from unidist.errors import ConfigurationError
+from unidist.optim.update import update_of
 from unidist.runtime import context
 from unidist.strategy import StrategyLike
 from unidist_lightning.versions import check_version
@@ -155,6 +156,11 @@ class UnidistStrategy(Ranks, ParallelStrategy):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self._elastic is not None:
             self._elastic.batch_starts(batch_idx)
+        trainer: Any = self._module.trainer
+        passes = trainer.accumulate_grad_batches if self._module.automatic_optimization else 1  # it may be scheduled
+        for update in map(update_of, self.optimizers):
+            if update is not None:
+                update.losses_divided_by = passes
 
     @override
     def setup_optimizers(self, trainer: Trainer) -> None:

@@ -72,6 +72,27 @@ class Regression(lightning.LightningModule):
         self.rates.append(self.optimizers().param_groups[0]["lr"])
 
 
+class Counting(Regression):
+    """Its loss is a mean over some of the samples, of which each batch has another number."""
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        import unidist.torch as ud
+
+        inputs, targets = batch
+        counts = targets[:, 0] > 0.5
+        losses = torch.nn.functional.mse_loss(self(inputs), targets, reduction="none")[:, 0]
+        loss = losses[counts].sum() / counts.sum().clamp(min=1)
+        return ud.weighted(loss, counts.sum()) if self.weighs and ud.is_initialized() else loss
+
+    weighs = True
+
+
+class Unweighted(Counting):
+    """The same, as if each batch counted as much."""
+
+    weighs = False
+
+
 class TwoOptimizers(lightning.LightningModule):
     """Two networks that train each other, by turns, each with an optimizer of its own."""
 
@@ -138,7 +159,15 @@ class Wrapped(Regression):
         self.net = torch.nn.DataParallel(self.net)
 
 
-MODULES = {"bound": Bound, "wrapped": Wrapped, "regression": Regression, "two": TwoOptimizers, "classes": Classifier}
+MODULES: dict[str, type[lightning.LightningModule]] = {
+    "counting": Counting,
+    "unweighted": Unweighted,
+    "bound": Bound,
+    "wrapped": Wrapped,
+    "regression": Regression,
+    "two": TwoOptimizers,
+    "classes": Classifier,
+}
 
 
 class _Losses(Callback):

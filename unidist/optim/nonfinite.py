@@ -36,12 +36,19 @@ class _Found:
         name: of the first parameter whose gradient was not finite after this rank's backward pass; "": none was.
         value: the largest absolute value of that gradient, NaN or infinite.
         is_reduced: whether a reduced gradient is not finite here.
+        loss: of this rank's passes, if it is not finite and known; else 0.
     """
 
     rank: int
     name: str
     value: float
     is_reduced: bool
+    loss: float = 0.0
+
+    def __str__(self) -> str:
+        """Return where it was, and what."""
+        loss = f", and the loss there is {self.loss}" if self.loss else ""
+        return f"of {self.name!r} on rank {self.rank} ({self.value}{loss})"
 
 
 class NonfiniteWatch:
@@ -59,13 +66,18 @@ class NonfiniteWatch:
         self._everyone = everyone
         self._rank = rank
         self._skips = skips
-        self._name, self._value = "", 0.0
+        self._name, self._value, self._loss = "", 0.0, 0.0
         self._skipped = 0
 
     def look_at_own(self, name: str, gradient: Buffer) -> None:
         """Look at a gradient that the backward pass of this rank has given, before it is exchanged."""
         if not self._name and not math.isfinite(value := self._largest([gradient])):
             self._name, self._value = name, value
+
+    def look_at_loss(self, loss: float) -> None:
+        """Look at the loss of a pass of this rank, before the update."""
+        if not math.isfinite(loss):
+            self._loss = loss
 
     def is_skipped(self, reduced: Sequence[ReducedGradients], step: int) -> bool:
         """Return whether every rank leaves an update out. Collective.
@@ -79,8 +91,8 @@ class NonfiniteWatch:
                 in a row. On every rank.
         """
         is_reduced = not math.isfinite(self._largest([memory for part in reduced for memory in part.memory]))
-        found = _Found(self._rank, self._name, self._value, is_reduced)
-        self._name, self._value = "", 0.0
+        found = _Found(self._rank, self._name, self._value, is_reduced, self._loss)
+        self._name, self._value, self._loss = "", 0.0, 0.0
         if not self._is_anywhere(bool(found.name) or is_reduced):
             self._skipped = 0
             return False
@@ -121,6 +133,6 @@ def _told(found: Sequence[_Found], step: int) -> str:
             f"update {step}: the gradients of every rank's backward pass are finite, and their sum is not (seen on "
             f"rank(s) {ranks}): it is too large for its type, or what exchanges it is broken."
         )
-    listed = "; ".join(f"of {each.name!r} on rank {each.rank} ({each.value})" for each in own[:4])
+    listed = "; ".join(map(str, own[:4]))
     more = f"; and on {len(own) - 4} more ranks" if len(own) > 4 else ""
     return f"update {step}: gradients are not finite after these ranks' own backward passes: {listed}{more}."

@@ -135,6 +135,19 @@ class WholeGradient:
     def __init__(self, parts: Sequence[_Part], model_axes: Sequence[Communicator]) -> None:
         self._parts = parts
         self._model_axes = model_axes
+        self._is_skipped = False
+
+    @property
+    def is_skipped(self) -> bool:
+        """Whether `skip` was called."""
+        return self._is_skipped
+
+    def skip(self) -> None:
+        """Leave the update out, as after an overflow of `fp16`. Call it on every rank, or on none.
+
+        Rules after this one do not see the gradient.
+        """
+        self._is_skipped = True
 
     def norm(self, order: float) -> float:
         """Return the `order`-norm over all elements, equal on every rank. Collective.
@@ -222,8 +235,8 @@ class GradientRules:
             step: number of the update, from 1, for the texts of errors.
 
         Returns:
-            For each of them the factor that is still to be applied, 1 if it was applied here; None if a gradient is not
-            finite on some rank, so that every rank must skip the update.
+            For each of them the factor that is still to be applied, 1 if it was applied here; None if every rank must
+            skip the update: a gradient is not finite on some rank, or a rule says so.
         """
         parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
         whole = WholeGradient(parts, self._model_axes)
@@ -236,6 +249,8 @@ class GradientRules:
             return None
         for rule in self._rules:
             rule.apply(whole)
+            if whole.is_skipped:
+                return None
         return [part.apply_factor() for part in parts]
 
     @property

@@ -89,6 +89,8 @@ class Update:
             nobody does.
         syncs: gradients are exchanged as they become ready; False: they stay on this rank until a backward pass with
             True, or `finish`. The same on every rank.
+        losses_divided_by: a trainer divides the loss of each pass by this, which is no weight: that is undone where
+            losses are weighted. The same on every rank.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Update:
         self.places = places
         self.step = 0
         self.syncs = True
+        self.losses_divided_by = 1.0
         self._trained: TrainedState | None = None
         self._make_parts = make_parts
         self._own_exchange: MakesExchange | None = None
@@ -330,7 +333,7 @@ class Update:
         divisor, scale = self.window.weigh(total), self.scale
         for exchange in self.exchanges:
             exchange.rescale(self._factors.of_exchange(exchange, scale))
-        return divisor
+        return divisor / self.losses_divided_by
 
     def has_gradient(self, index: int) -> bool:
         """Return whether the buffer of parameter `index` has a gradient of the current window, to which to add."""
@@ -411,6 +414,11 @@ class Update:
         """Complete the exchange of a pass that is not the last of its window, if `reduces_each_pass`. Collective."""
         with self._reporting_failure():
             self._series.end_pass()
+
+    def look_at_loss(self, loss: float) -> None:
+        """Let `--on-nonfinite` tell of the loss of a pass of this rank, before the update."""
+        if self._watch is not None:
+            self._watch.look_at_loss(loss)
 
     def finish(
         self,

@@ -126,24 +126,32 @@ class Verify:
     Args:
         first: compare outputs before the first step, and replicas after the first updates and at checkpoints.
         every: compare replicas after each so many updates, too; 0: not.
+        replay: compute a batch twice in the first step and after each so many; 0: not.
     """
 
     first: bool = True
     every: int = 0
+    replay: int = 0
 
     @classmethod
     def parse(cls, text: str, source: str) -> Verify:
-        """Read "first", "every=N" or "off".
+        """Read "first", "every=N", "replay=N", the last two with a comma between them, or "off".
 
         Raises:
             ConfigurationError: it is none of these; names `source`.
         """
-        name, equals, number = text.partition("=")
-        if name == "every" and number.isdigit() and int(number):
-            return cls(every=int(number))
-        if equals or name not in ("first", "off"):
-            raise ConfigurationError(f"{source}={text!r}; choices: first, every=N (N updates, at least 1), off")
-        return cls(first=name == "first")
+        if text in ("first", "off"):
+            return cls(first=text == "first")
+        found: dict[str, int] = {}
+        for part in text.split(","):
+            name, _, number = part.partition("=")
+            if name not in ("every", "replay") or name in found or not (number.isdecimal() and int(number)):
+                raise ConfigurationError(
+                    f"{source}={text!r}; choices: first, every=N (N updates, at least 1), replay=N (N steps), "
+                    "every=N,replay=M, off"
+                )
+            found[name] = int(number)
+        return cls(every=found.get("every", 0), replay=found.get("replay", 0))
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from unidist.strategy.interface import (
     Plan,
 )
 from unidist.training.end_of_run import EndOfRun, never_applied, never_complete
+from unidist.verification import Replay
 
 
 def averages(op: Op) -> bool:
@@ -110,6 +111,7 @@ def planned_update(
     )
     for item in plan.strategies:
         item.prepare_update(update, framework)
+    runtime.owned(Replay).warn_if_unused("a training loop of the script's own")
     if not runtime.is_elastic:
         runtime.owned(EndOfRun).watch(functools.partial(never_applied, weakref.ref(update)))
         if accumulation.stepwise and accumulation.passes > 1:

@@ -18,6 +18,7 @@ from unidist.framework import Framework
 from unidist.optim.update import update_of
 from unidist.runtime import context
 from unidist.training.mean_loss import MeanLoss, SampleWeight
+from unidist.verification import Replay
 from unidist.waits import calling
 
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ class PlannedStep(ABC):
         self._plan, self._elastic, self._given_weight = plan, elastic, weight
         runs = plan.runs_steps
         self._make_runner: Any = None if runs is None else runs.step_runner(framework, context.current())
+        self._replay = context.current().owned(Replay)
+        self._replay.is_used = True
+        self._looks = context.current().on_nonfinite != "off"
         self._training: StepTraining | None = None
         self._has_begun = False
         self._num_steps = 0
@@ -105,10 +109,12 @@ class PlannedStep(ABC):
         if self._training is not None:
             loss = self._scalar(self._training.step(functools.partial(self._train_share, batch)), None)
         else:
+            if self._replay.is_due(self._num_steps + 1):
+                self._replay.compare(self._num_steps + 1, functools.partial(self._digests_of, batch))
             weight = self._weight_of(batch)
             loss = self._run_batch(batch, weight)
             if weight is not None and not self._runs_take_mean:
-                mean = weight.mean(functools.partial(self._value, loss))
+                mean = weight.mean(functools.partial(self._own_value, loss))
                 loss = self._scalar(mean, loss)
             self._update()
             self._num_steps += 1
@@ -189,6 +195,12 @@ class PlannedStep(ABC):
         """Return the number of what `_run_batch` has just returned."""
         return float(loss)
 
+    def _own_value(self, loss: Any) -> float:
+        value = self._value(loss)
+        if self._looks:
+            self._bound_update.look_at_loss(value)
+        return value
+
     @abstractmethod
     def _scalar(self, value: float, like: Any) -> Any:
         """Return a scalar of the framework, of the type of another one; None: of that of the parameters."""
@@ -199,6 +211,14 @@ class PlannedStep(ABC):
 
     def _check_first(self, batch: tuple[Any, ...]) -> None:  # noqa: B027 - most frameworks compare no outputs
         """Compare the divided model with the whole one, if this is the first batch. Collective."""
+
+    def _digests_of(self, batch: tuple[Any, ...]) -> Mapping[str, bytes]:
+        """Return digests of the loss and the gradients of a batch, see `unidist.verification.Digests`."""
+        raise ConfigurationError(
+            f"--verify replay={self._replay.every}: {type(self).__module__}.{type(self).__qualname__} can compute a "
+            "batch twice where each rank has the whole model, and these strategies divide it. PyTorch's TrainStep can "
+            "with all strategies"
+        )
 
     def _divisor(self, batch: tuple[Any, ...]) -> float:
         """Return the number by which the sum of the batch's losses was divided, as far as the adapter knows it."""
@@ -237,11 +257,21 @@ class PlannedStep(ABC):
         if (owner := self._plan.owns_parameters) is not None:
             owner.pull()
 
+    @property
+    def _is_whole(self) -> bool:
+        """Each rank has the whole model all the time, and a batch's gradients are computed without the others."""
+        plan = self._plan
+        return not (self._is_one_program or plan.model_axes or any(item.changes_model for item in plan.strategies))
+
     # Elastic training
 
     def _begin(self) -> StepTraining | None:
         """Begin elastic training just before the first step. Collective."""
         runtime, training = context.current(), None
+        if self._replay.every and runtime.is_elastic:
+            raise ConfigurationError(
+                f"--verify replay={self._replay.every}: in elastic jobs no batch is computed twice. Leave it out"
+            )
         if not self._elastic_alternative:
             training = training_of(runtime, self._elastic, self._make_training)
         elif (member := runtime.membership) is not None and member.generations is None and runtime.topology.rank == 0:

@@ -2,7 +2,8 @@
 
 `replicas` compares digests of the values that several ranks hold, after the first updates and at checkpoints.
 `first_batch` compares what the changed model returns with what the unchanged one does, by `outputs`; the adapters run
-both. Imports `runtime`, `checkpoint.format` and the folders below.
+both. `replay` compares what a rank computes with what it computes again. Imports `runtime`, `checkpoint.format` and the
+folders below.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ if TYPE_CHECKING:
         pending_check,
     )
     from unidist.verification.outputs import Leaf, difference
+    from unidist.verification.replay import Digests, Replay
     from unidist.verification.replicas import CheckpointCheck, ReplicaCheck, replica_check
 
 __all__ = [
-    "MAX_COPIED_BYTES", "CheckpointCheck", "FirstBatchCheck", "Leaf", "NotComparableError", "ReplicaCheck",
-    "difference", "first_batch_check", "pending_check", "replica_check",
+    "MAX_COPIED_BYTES", "CheckpointCheck", "Digests", "FirstBatchCheck", "Leaf", "NotComparableError", "Replay",
+    "ReplicaCheck", "difference", "first_batch_check", "pending_check", "replica_check",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -32,6 +34,7 @@ __getattr__ = lazy_names(
     {
         "first_batch": "MAX_COPIED_BYTES FirstBatchCheck NotComparableError first_batch_check pending_check",
         "outputs": "Leaf difference",
+        "replay": "Digests Replay",
         "replicas": "CheckpointCheck ReplicaCheck replica_check",
     },
 )

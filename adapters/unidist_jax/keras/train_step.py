@@ -70,6 +70,7 @@ class TrainStep(KerasStep):
         self._weighs = not self._plan.steps_alone and (runtime.topology.world_size > 1 or runtime.is_elastic)
         self._run = jax.jit(self._traced)
         self._evaluate = jax.jit(self._evaluated)
+        self._gradients = jax.jit(self._differentiated)
 
     def __call__(self, inputs: Any, targets: Any) -> Any:
         """Train on one batch. With `accumulate=N` every N-th call updates the weights.
@@ -123,6 +124,14 @@ class TrainStep(KerasStep):
         return loss
 
     @override
+    def _computed(self, batch: tuple[Any, ...]) -> tuple[Any, Sequence[Any]]:
+        groups = (self.model.trainable_variables, self.model.non_trainable_variables)
+        result: tuple[Any, Sequence[Any]] = self._gradients(
+            *([variable.value for variable in group] for group in groups), *batch
+        )
+        return result
+
+    @override
     def _predict_batch(self, inputs: Any) -> Any:
         return self.model(inputs, training=False)
 
@@ -148,6 +157,12 @@ class TrainStep(KerasStep):
         if not self._plan.steps_alone:
             new = binding.with_mean_statistics(self.model, non_trainable, new)
         return loss, weight, (trainable, new, state)
+
+    def _differentiated(self, trainable: Any, non_trainable: Any, inputs: Any, targets: Any) -> Any:
+        def loss_of(trainable: Any) -> Any:
+            return self._loss(trainable, non_trainable, inputs, targets, training=True)[0]
+
+        return jax.value_and_grad(loss_of)(trainable)
 
     def _evaluated(self, trainable: Any, non_trainable: Any, inputs: Any, targets: Any) -> Any:
         loss, divisor, _ = self._loss(trainable, non_trainable, inputs, targets, training=False)

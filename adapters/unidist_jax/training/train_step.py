@@ -20,6 +20,7 @@ from unidist.runtime import context
 from unidist.strategy.plan import StrategyLike
 from unidist.training.mean_loss import SampleWeight
 from unidist.training.train_step import PlannedStep, Trees
+from unidist_arrays.memory import digest_of_array
 from unidist_jax.checkpoint import Training
 from unidist_jax.compiled import translated
 from unidist_jax.elastic import TrainingState, ending_programs, translating
@@ -154,6 +155,7 @@ class TrainStep(PlannedStep, Training):
         compiled = spmd if self._is_one_program else functools.partial(jax.jit, compiler_options=options)
         self._run = compiled(self._traced, donate_argnums=(0, 1))
         self._evaluate = compiled(self._evaluated)
+        self._differentiate = jax.jit(self._differentiated, compiler_options=options)
 
     def __call__(self, *batch: Any, **state: Any) -> Any:
         """Train on this rank's batch; returns the mean loss over the samples of all ranks, or `(loss, aux)`.
@@ -283,6 +285,15 @@ class TrainStep(PlannedStep, Training):
         return loss
 
     @override
+    def _digests_of(self, batch: tuple[Any, ...]) -> Mapping[str, bytes]:
+        if not self._is_whole or self._inner is not None:
+            return super()._digests_of(batch)
+        arguments, state = batch
+        loss, gradients = self._differentiate(self._held, self._devices.divided(arguments), state)
+        named = {f"the gradient of {path!r}": leaf for path, leaf in by_path(gradients).items()}
+        return {name: digest_of_array(value) for name, value in {"the loss": loss, **named}.items()}
+
+    @override
     def _scalar(self, value: float, like: Any) -> Any:
         return jnp.asarray(value, (jax.tree.leaves(self._held)[0] if like is None else like).dtype)
 
@@ -393,6 +404,9 @@ class TrainStep(PlannedStep, Training):
         if self._plan.steps_alone and (weight is None or self._given_weight is not None):  # a mean makes ranks wait
             return held, state, (loss, aux)
         return held, state, (allreduce(loss, name="loss of a training step"), aux)
+
+    def _differentiated(self, params: Any, batch: Sequence[Any], more: Any) -> tuple[Any, Any]:
+        return jax.value_and_grad(lambda params: self._loss(params, batch, more)[0])(params)
 
     def _evaluated(self, held: Any, batch: Sequence[Any], more: Any) -> tuple[Any, Any]:
         def loss_of(params: Any) -> tuple[Any, Any]:

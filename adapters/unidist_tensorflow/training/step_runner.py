@@ -70,6 +70,7 @@ class WholeStepRunner(StepRunner):
         # As Keras does in `fit`: autograph would also rewrite what binds the optimizer.
         self._run = tf.function(self._train, autograph=False)
         self._evaluate = tf.function(self._loss, autograph=False)
+        self._compute = tf.function(self._gradients, autograph=False)
 
     @override
     def run(self, inputs: Any, targets: Any) -> tf.Tensor:
@@ -88,6 +89,17 @@ class WholeStepRunner(StepRunner):
     @override
     def prepare_fit(self) -> None:
         """Do nothing: `distribute` prepares `fit` of a model that is whole."""
+
+    def compute(self, inputs: Any, targets: Any) -> tuple[tf.Tensor, list[tf.Tensor | None]]:
+        """Return the loss of a batch in training, and this rank's gradient of each trainable variable."""
+        with failures_as_they_were():
+            loss, gradients = self._compute(inputs, targets)
+            return loss, [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+
+    def _gradients(self, inputs: Any, targets: Any) -> tuple[tf.Tensor, list[Any]]:
+        with tf.GradientTape() as tape:
+            loss = self._loss(inputs, targets, training=True)
+        return loss, tape.gradient(loss, self._model.trainable_variables)
 
     def _train(self, inputs: Any, targets: Any) -> tf.Tensor:
         variables = self._model.trainable_variables

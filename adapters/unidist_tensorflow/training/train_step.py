@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,6 +71,7 @@ class TrainStep(KerasStep):
         make: Any = self._make_runner or WholeStepRunner
         runner: StepRunner = make(self.model, self._weight.loss_fn, self.optimizer)
         self._runner_of = lambda: runner
+        self._unweighted = WholeStepRunner(self.model, loss_fn, self.optimizer)
 
     def __call__(self, inputs: Any, targets: Any) -> tf.Tensor:
         """Train on one batch.
@@ -120,6 +121,10 @@ class TrainStep(KerasStep):
         loss = self.optimizer._unidist.after_step(self.model, (), loss)
         factor = weight.factor()
         return loss if factor == 1.0 else factor * loss
+
+    @override
+    def _computed(self, batch: tuple[Any, ...]) -> tuple[tf.Tensor, Sequence[Any]]:
+        return self._unweighted.compute(*batch)
 
     @override
     def _evaluate_batch(self, batch: tuple[Any, ...]) -> tf.Tensor:

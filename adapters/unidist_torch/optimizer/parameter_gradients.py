@@ -6,7 +6,8 @@ Gradients are written to engine memory by post-accumulate hooks, and `p.grad` be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from unidist_torch.gradients.parameters import describe
 from unidist_torch.gradients.partial_gradient import PartialGradient, PartNorms, partial_gradient, plain_part
 from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
 from unidist_torch.gradients.sparse import SparseGradients
-from unidist_torch.memory import dtype_of, memory_kind
+from unidist_torch.memory import digest_of, dtype_of, memory_kind
 from unidist_torch.models import plain_use
 from unidist_torch.optimizer.bucket_views import BucketView, make_bucket_view
 from unidist_torch.optimizer.inner_step import InnerStep
@@ -76,6 +77,7 @@ class ParameterGradients:
         self._shows = not inner.sharded
         self._views: list[BucketView] = []
         self._index: dict[int, int] = {}
+        self._digests: dict[str, bytes] | None = None
         self._hooks: list[Any] = []
         self._more_hooks: list[Any] = []
 
@@ -159,10 +161,35 @@ class ParameterGradients:
     def memory(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """Return where the gradient of this pass may be computed, see `step_runner.gradient_memory`."""
         index = self._index.get(id(parameter))
-        return None if index is None or self._update.has_gradient(index) else self._views[index].tensor
+        if index is None or self._digests is not None or self._update.has_gradient(index):
+            return None
+        return self._views[index].tensor
+
+    @contextmanager
+    def digesting(self) -> Iterator[dict[str, bytes]]:
+        """Take the gradients of the passes within the block away, and exchange none.
+
+        Yields:
+            A digest of each, by the parameter's name, as it is computed; complete after the block.
+        """
+        found: dict[str, bytes] = {}
+        self._digests = found
+        try:
+            yield found
+        finally:
+            self._digests = None
+
+    def _digest(self, index: int, parameter: torch.Tensor, found: dict[str, bytes]) -> None:
+        with plain_use():
+            gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None, "it was just computed"
+        found[f"the gradient of {self._update.parameters[index].name!r}"] = digest_of(gradient)
 
     def _take(self, index: int, parameter: torch.Tensor) -> None:
         """Bring a gradient that was just computed into its bucket, and report it to the update."""
+        if self._digests is not None:
+            self._digest(index, parameter, self._digests)
+            return
         with plain_use():
             gradient = parameter.grad
         added = isinstance(gradient, ShardedGradient)  # the script keeps what an earlier pass has left

@@ -22,11 +22,12 @@ from unidist_torch.elastic.handlers import has_sharded_parameters
 from unidist_torch.elastic.step_training import TrainingState
 from unidist_torch.framework import TorchFramework
 from unidist_torch.host_copies import HostCopy
+from unidist_torch.memory import digest_of
 from unidist_torch.models.model_buffers import BufferRule
 from unidist_torch.models.step_runner import LossFunction, StepRunner, WholeStepRunner
 from unidist_torch.training.distributed_optimizer import TorchDistribution
 from unidist_torch.training.divided_training import DividedTraining
-from unidist_torch.training.verification import before_step, warn_of_ignored
+from unidist_torch.training.verification import before_step, computed_again, warn_of_ignored
 from unidist_torch.training.weighted_loss import loss_of_nothing, number_of
 
 
@@ -229,6 +230,15 @@ class TrainStep(PlannedStep):
 
         with self._weighing(batch, weight):
             before_step(self.model, self._runner_of, loss_of, *batch)
+
+    @override
+    def _digests_of(self, batch: tuple[Any, ...]) -> Mapping[str, bytes]:
+        self.model.train()
+        runner = self._runner_of()
+        with computed_again(self.model), self.optimizer._unidist.gradients.digesting() as found:
+            with self._weighing(batch, self._of_rank(batch)):
+                loss = runner.run(*batch)
+            return {"the loss": digest_of(loss), **found}
 
     @override
     def _divisor(self, batch: tuple[Any, ...]) -> float:

@@ -33,6 +33,7 @@ from unidist_torch.checkpoint.states import ModelState
 from unidist_torch.checkpoint.tensors import piece_of
 from unidist_torch.framework import TorchFramework
 from unidist_torch.memory import dtype_of, is_transforming
+from unidist_torch.models import plain_use
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
 from unidist_torch.models.step_runner import LossFunction, call, evaluating
 from unidist_torch.operations.functions import broadcast_parameters
@@ -156,6 +157,25 @@ def before_step(
         check.compare(expected, found, ("the output", "the loss"), _leaf)
 
 
+@contextlib.contextmanager
+def computed_again(model: torch.nn.Module) -> Iterator[None]:
+    """Let passes within the block leave no trace: in random generators, in buffers of the model, in gradients."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with plain_use():
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        for parameter, _ in gradients:
+            parameter.grad = None
+    with _random_states_kept():
+        try:
+            yield
+        finally:
+            with torch.no_grad(), plain_use():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
+
+
 def warn_of_ignored(targets: Any, plan: Plan) -> None:
     """Warn on rank 0 if targets are ignored by PyTorch's losses, and means of them are averaged without a weight.
 
@@ -213,14 +233,8 @@ def _compare_call(
         return (first,) if check.divided else (first, run(model, args, kwargs))
 
     names = ("the output",) if check.divided else ("the output", "the output of another pass")
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with _random_states_kept():
-            check.compare(expected, found, names, _leaf)
-    finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    with computed_again(model):
+        check.compare(expected, found, names, _leaf)
 
 
 def _check_repeatable(model: torch.nn.Module) -> None:

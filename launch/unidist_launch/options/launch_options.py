@@ -143,7 +143,8 @@ OPTIONS: tuple[Decorator, ...] = (
         SPREAD,
         "--verify",
         metavar="WHEN",
-        help="Compare the distributed model with the script's own: first, every=N or off (default: first).",
+        help="Compare the distributed model with the script's own: first, every=N or off (default: first); replay=N: "
+        "compute a batch twice, bit for bit, every N steps.",
     ),
     _option(
         SPREAD,

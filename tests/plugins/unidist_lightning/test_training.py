@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -157,3 +158,20 @@ def test_each_rank_predicts_its_samples(alone: Run, answers: Run) -> None:
     assert [len(part) for part in parts] == [30, 30]
     for rank, part in enumerate(parts):
         assert float((part - expected[rank::2]).abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("line", ["data", "zero=2"])
+def test_losses_weigh_what_counts_in_them(line: str, passes: int, together: Run, rank_pool: RankPoolFactory) -> None:
+    """One process has the samples of both ranks, and of all passes, in one batch."""
+    expected = rank_pool(2).run(_alone_with_batches_of, (12 * passes,))[0]
+    found = together(line, kind="counting", accumulate_grad_batches=passes)
+    assert distance(found["state"], expected["state"]) < 1e-12
+    other = together(line, kind="unweighted", accumulate_grad_batches=passes)
+    assert distance(other["state"], expected["state"]) > 1e-4
+
+
+def _alone_with_batches_of(size: int) -> Any:
+    from lightning_runs import train
+
+    return train(size, kind="counting") if os.environ.get("UNIDIST_RANK", "0") == "0" else None

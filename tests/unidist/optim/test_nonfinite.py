@@ -80,3 +80,20 @@ def test_updates_are_skipped_on_all_ranks_but_not_for_ever(caplog: pytest.LogCap
 def test_another_value_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"UNIDIST_ON_NONFINITE='maybe'; choices: off, error, skip"):
         Settings.read({"UNIDIST_ON_NONFINITE": "maybe"})
+
+
+def test_the_loss_is_told_where_it_is_known() -> None:
+    framework: Any = NumpyFramework()
+
+    def main(world: Communicator) -> str:
+        watch = NonfiniteWatch(framework, world, world.rank, skips=False)
+        watch.look_at_loss(1.0)
+        watch.look_at_loss(math.inf)
+        watch.look_at_own("first", Buffer.of(NAN.copy()))
+        with pytest.raises(NonfiniteError) as caught:
+            watch.is_skipped([ReducedGradients((Buffer.of(NAN.copy()),))], 3)
+        return str(caught.value)
+
+    with ThreadWorld(1) as world:
+        [text] = world.run(main)
+    assert "of 'first' on rank 0 (nan, and the loss there is inf). Parameters" in text

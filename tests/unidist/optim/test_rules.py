@@ -149,6 +149,13 @@ def test_one_overflow_anywhere_leaves_the_update_out_on_all_ranks(value: float, 
         assert world.run(main) == [(None, 512.0, [])] * 3
 
 
+def test_a_rule_can_leave_the_update_out_and_later_rules_do_not_see_it() -> None:
+    seen: list[str] = []
+    rules = rules_of(lambda gradient: gradient.skip(), lambda gradient: seen.append("later"))
+    assert rules.apply([ReducedGradients((piece(np.ones(3)),))], [1.0]) is None
+    assert seen == []
+
+
 def test_without_a_scaler_nobody_looks_for_overflows() -> None:
     memory = piece(np.array([math.inf, 1.0]))
     assert rules_of(lambda gradient: gradient.multiply(0.5)).apply([ReducedGradients((memory,))], [1.0]) == [1.0]
