@@ -85,6 +85,8 @@ class Capabilities:
             returns at once. Else it returns when the operation is complete.
         num_pending: collectives that may be under way on a rank before its peers take part: to post another waits for
             them. None: any number.
+        adds_in_rank_order: an all-reduce of up to 4 KiB and 8 ranks has the bits of
+            `unidist.algorithms.CompiledKernel`, so named operations may do it in the exchange by which they agree.
     """
 
     memory_kinds: frozenset[str] = frozenset((HOST,))
@@ -96,6 +98,7 @@ class Capabilities:
     bucket_bytes: int = 25 << 20
     num_pending: int | None = None
     waits_in_queue: bool = False
+    adds_in_rank_order: bool = False
 
 
 class Work(Waitable):

@@ -114,7 +114,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         self.timeout = timeout
         self.timeout_ns = nanoseconds(timeout)
         self.description = f"tcp{' with TLS' if connections.is_encrypted else ''}, ranks {format_ranks(members)}"
-        self.capabilities = Capabilities(bucket_bytes=25 << 20)
+        self.capabilities = Capabilities(bucket_bytes=25 << 20, adds_in_rank_order=True)
         self._connections = connections
         self._group = _tcp.Group(connections.transport, number, rank, members)
         self._pending: deque[tuple[_tcp.Operation, Buffer, Buffer]] = deque()  # memory that the engine still uses

@@ -14,7 +14,7 @@ from unidist.lazy import lazy_names
 if TYPE_CHECKING:
     from unidist.algorithms._checks import check_count, check_order, check_same_type, checked_counts
     from unidist.algorithms._messages import cut, even_counts
-    from unidist.algorithms._reduce import check_reduction, reduce_into, scale_in_place
+    from unidist.algorithms._reduce import CompiledKernel, check_reduction, compiled_kernel, reduce_into, scale_in_place
     from unidist.algorithms.adasum import adasum_allreduce
     from unidist.algorithms.allreduce import ALGORITHMS, Algorithm
     from unidist.algorithms.memory import copy_memory
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from unidist.algorithms.selected import AlgorithmCommunicator
 
 __all__ = [
-    "ALGORITHMS", "Algorithm", "AlgorithmCommunicator", "PointToPointCommunicator", "adasum_allreduce", "check_count",
-    "check_order", "check_reduction", "check_same_type", "checked_counts", "copy_memory", "cut", "even_counts",
-    "reduce_into", "scale_in_place",
+    "ALGORITHMS", "Algorithm", "AlgorithmCommunicator", "CompiledKernel", "PointToPointCommunicator",
+    "adasum_allreduce", "check_count", "check_order", "check_reduction", "check_same_type", "checked_counts",
+    "compiled_kernel", "copy_memory", "cut", "even_counts", "reduce_into", "scale_in_place",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -32,7 +32,7 @@ __getattr__ = lazy_names(
     {
         "_checks": "check_count check_order check_same_type checked_counts",
         "_messages": "cut even_counts",
-        "_reduce": "check_reduction reduce_into scale_in_place",
+        "_reduce": "CompiledKernel check_reduction compiled_kernel reduce_into scale_in_place",
         "adasum": "adasum_allreduce",
         "allreduce": "ALGORITHMS Algorithm",
         "memory": "copy_memory",

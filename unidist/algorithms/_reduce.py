@@ -7,7 +7,8 @@ launcher reads the names of the algorithms without either.
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 from unidist.algorithms._checks import check_order
 from unidist.buffer import HOST, Buffer, DType
@@ -60,17 +61,45 @@ def kernel() -> Kernel:
     return _compiled_kernel() or _numpy_kernel()
 
 
-def _compiled_kernel() -> Kernel | None:
+class CompiledKernel(NamedTuple):
+    """The compiled arithmetic, with its codes.
+
+    Args:
+        reduce: `reduce(target, sources, count, dtype, op, scale)` sets each element at the address `target` to `scale`
+            times the reduction of those at all addresses `sources`, a tuple, in their order. 16-bit floats are rounded
+            once, at the end. `dtype` and `op` are codes.
+        dtypes: the code of each type.
+        ops: the code of each reduction.
+    """
+
+    reduce: Callable[[int, tuple[int, ...], int, int, int, float], None]
+    dtypes: Mapping[DType, int]
+    ops: Mapping[ReduceOp, int]
+
+
+@functools.cache
+def compiled_kernel() -> CompiledKernel | None:
+    """Return the compiled arithmetic; None: it was built without a C compiler."""
     try:
         from unidist.algorithms import _kernels
-    except ImportError:  # built without a C compiler
+    except ImportError:
         return None
-    dtypes = {DType(name): code for code, name in enumerate(_kernels.DTYPES)}
-    ops = {ReduceOp(name): code for code, name in enumerate(_kernels.REDUCE_OPS)}
+    return CompiledKernel(
+        _kernels.reduce,
+        {DType(name): code for code, name in enumerate(_kernels.DTYPES)},
+        {ReduceOp(name): code for code, name in enumerate(_kernels.REDUCE_OPS)},
+    )
+
+
+def _compiled_kernel() -> Kernel | None:
+    compiled = compiled_kernel()
+    if compiled is None:
+        return None
+    plain, dtypes, ops = compiled
 
     def reduce(target: Buffer, source: Buffer | None, op: ReduceOp, scale: float) -> None:
         sources = (target.address,) if source is None else (target.address, source.address)
-        _kernels.reduce(target.address, sources, target.count, dtypes[target.dtype], ops[op], scale)
+        plain(target.address, sources, target.count, dtypes[target.dtype], ops[op], scale)
 
     return reduce
 

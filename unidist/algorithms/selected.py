@@ -45,7 +45,9 @@ class AlgorithmCommunicator(Communicator, ReportsArrivals):
         self._allreduce = ALGORITHMS[name]
         self._closed = False
         self.rank, self.size, self.members, self.timeout = inner.rank, inner.size, inner.members, inner.timeout
-        self.capabilities = replace(inner.capabilities, memory_kinds=frozenset((HOST,)), detects_mismatch=False)
+        self.capabilities = replace(
+            inner.capabilities, memory_kinds=frozenset((HOST,)), detects_mismatch=False, adds_in_rank_order=False
+        )
         self.description = f"{inner.description}, {name} all-reduce"
 
     @override

@@ -67,6 +67,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         self.description = f"shm, ranks {format_ranks(members)}"
         self.capabilities = Capabilities(
             detects_mismatch=True,
+            adds_in_rank_order=True,
             engine_memory=True,
             bucket_bytes=32 << 20,
             num_pending=48,  # of 64 slots (UD_RING): a few are for what comes between gradients

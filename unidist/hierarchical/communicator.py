@@ -68,6 +68,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
             negotiates=False,
             engine_memory=inner.capabilities.engine_memory,
             num_pending=min(limits) if limits else None,
+            adds_in_rank_order=False,
         )
         self._outer, self._inner = outer, inner
         # Where all ranks share a host, or none do, there is nothing to compose.

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import NamedTuple
 
+from unidist.buffer import HOST, ITEM_BYTES
 from unidist.communicator import ReduceOp, format_ranks
 from unidist.negotiation._wire import MAX_ID_COUNT, MAX_IDS, encode_block, encode_request
 from unidist.negotiation.request import OperationKind, Request, Signature, describe, match_key
@@ -44,12 +46,14 @@ class CycleMessage(NamedTuple):
         requests: in full, for the second exchange; empty when all were known.
         num_requests: how many of the submitted requests it holds; the others wait for the next cycle.
         known: per request its operation, as all ranks remember it, when `requests` is empty.
+        carrying: the block to send in place of `block` if the data of the only request goes with it; b"": it cannot.
     """
 
     block: bytes
     requests: bytes
     num_requests: int
     known: list[Ready]
+    carrying: bytes = b""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,8 @@ class _Known:
     own: Signature
     block: bytes
     """Announces this name alone."""
+    carrying: bytes
+    """The same, with data; b"": it is too large."""
 
 
 class Agreement:
@@ -70,10 +76,12 @@ class Agreement:
         rank: this rank.
         size: number of ranks.
         capacity: how many names have an id at a time; the oldest id is reused. 0: none. Equal on every rank.
+        room: bytes of data that go with a rank's message of a cycle. Equal on every rank.
     """
 
-    def __init__(self, rank: int, size: int, *, capacity: int = 8192) -> None:
+    def __init__(self, rank: int, size: int, *, capacity: int = 8192, room: int = 0) -> None:
         assert capacity <= MAX_ID_COUNT
+        self._room = room
         self.waiting: dict[str, dict[int, Signature]] = {}
         """Operations that some ranks have submitted, and what, by rank; in the order of their first announcement."""
         self.joined: dict[int, None] = {}
@@ -93,7 +101,7 @@ class Agreement:
         if len(requests) == 1:  # the latency of a loop that waits for each operation
             known = self._known.get(requests[0].name)
             if known is not None and known.own == requests[0].signature:
-                return CycleMessage(known.block, b"", 1, [known.operation])
+                return CycleMessage(known.block, b"", 1, [known.operation], known.carrying)
         ids: list[int] = []
         operations: list[Ready] = []
         full: list[bytes] = []
@@ -156,13 +164,21 @@ class Agreement:
         problem = _mismatch(name, signatures) or (_impossible(name, first, absent) if absent else "")
         ready.append(Ready(name, signatures, problem, next(reversed(self.joined), -1)))
 
+    def _carrying(self, number: int, signature: Signature) -> bytes:
+        """Return the block that announces an operation with its data; b"": it does not fit."""
+        if signature.kind is not OperationKind.ALLREDUCE or signature.memory != HOST:
+            return b""
+        fits = 0 < prod(signature.shape) * ITEM_BYTES[signature.dtype] <= self._room
+        return encode_block([number], 0, carries=True) if fits else b""
+
     def _remember(self, operation: Ready) -> None:
         known = self._known.get(operation.name)
+        own = operation.signatures[self._rank]
         if known is not None:
-            known.operation, known.own = operation, operation.signatures[self._rank]
+            known.operation, known.own, known.carrying = operation, own, self._carrying(known.id, own)
             return
         number = self._next_id
-        known = _Known(number, operation, operation.signatures[self._rank], encode_block([number], 0))
+        known = _Known(number, operation, own, encode_block([number], 0), self._carrying(number, own))
         self._next_id = (self._next_id + 1) % self._capacity
         if known.id < len(self._by_id):
             del self._known[self._by_id[known.id].operation.name]

@@ -28,7 +28,6 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from math import prod
-from operator import attrgetter
 
 from typing_extensions import override
 
@@ -36,18 +35,18 @@ from unidist.buffer import HOST
 from unidist.communicator import Communicator, ReportsArrivals
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
 from unidist.negotiation._agreement import Agreement, CycleMessage, Ready
+from unidist.negotiation._carried import CycleBlocks
 from unidist.negotiation._execution import Execution, Operation
 from unidist.negotiation._inspection import Snapshot, StallInspector
 from unidist.negotiation._stall import Situation
 from unidist.negotiation._watchdog import Watchdog
-from unidist.negotiation._wire import BLOCK_BYTES, decode_block, decode_requests
+from unidist.negotiation._wire import decode_block, decode_requests
 from unidist.negotiation.handle import Handle
 from unidist.negotiation.named import NamedOperations, NegotiationOptions
 from unidist.negotiation.request import OperationKind, Request
 
 _JOIN_NAME = "<join>"
 _SHORTEST_PAUSE_SECONDS = 50e-6
-_request_of = attrgetter("request")
 _SHORT_WAIT_SECONDS = 0.02
 """Ranks that have not come to an exchange after this are called absent; until then they are on their way."""
 
@@ -92,13 +91,10 @@ class Negotiator(NamedOperations):
             stall_check_seconds=options.stall_check.total_seconds() or float("inf"),
             timeout_seconds=self._timeout_seconds,
         )
-        blocks = communicator.allocate(BLOCK_BYTES * (1 + self.size))
-        self._own_block = blocks.slice(0, BLOCK_BYTES)
-        self._all_blocks = blocks.slice(BLOCK_BYTES, BLOCK_BYTES * self.size)
-        self._own_view, self._all_view = self._own_block.bytes(), self._all_blocks.bytes()
 
         # Touched by the driver alone; `waiting` of the agreement changes under the mutex.
-        self._agreement = Agreement(self.rank, self.size, capacity=options.cache_capacity)
+        self._blocks = CycleBlocks(communicator)
+        self._agreement = Agreement(self.rank, self.size, capacity=options.cache_capacity, room=self._blocks.room)
         self._execution = Execution(
             communicator,
             fusion_threshold_bytes=options.fusion_threshold_bytes,
@@ -197,7 +193,7 @@ class Negotiator(NamedOperations):
         self._communicator.close()
         self._execution.close()
         # What still refers to this object, a handle for instance, shall not hold engine memory.
-        del self._own_block, self._all_blocks, self._own_view, self._all_view, self._execution
+        del self._blocks, self._execution
 
     # Waiting and driving
 
@@ -291,21 +287,25 @@ class Negotiator(NamedOperations):
             if self._failure is not None:
                 raise self._failure
             new, self._new = self._new, []
-        announcement = self._agreement.announce(list(map(_request_of, new)))
+        announcement = self._agreement.announce([handle.request for handle in new])
         if announcement.num_requests < len(new):
             with self._mutex:
                 self._new[:0] = new[announcement.num_requests :]
-        self._own_view[:] = announcement.block
+        carried = new[0] if announcement.carrying and self._recorder.timeline is None else None
+        block = announcement.block if carried is None else announcement.carrying
         if self._recorder.mark_cycles and self._recorder.timeline is not None:
             now = time.monotonic_ns()
             self._recorder.timeline.record("cycles", "CYCLE_START", now, now)
         self._entered = time.monotonic()
-        self._communicator.allgather(self._own_block, self._all_blocks).wait()
-        blocks = self._all_view.tobytes()
-        if blocks == announcement.block * self.size and not announcement.requests and not self._agreement.waiting:
+        blocks = self._blocks.exchange(block, None if carried is None else carried.request)
+        if blocks.count(block) == self.size and not announcement.requests and not self._agreement.waiting:
             # The steady state: every rank announced the same known operations, and nothing else is half agreed.
             operations: list[Operation] = list(zip(new, announcement.known, strict=False))
-            progress = bool(operations)
+            if carried is not None:
+                self._blocks.reduce(carried.request)
+                self._complete(operations)
+                operations.clear()
+            progress = bool(new)
         else:
             operations, progress = self._agree(blocks, announcement)
         if operations:
@@ -314,9 +314,9 @@ class Negotiator(NamedOperations):
             self._pause_seconds = _SHORTEST_PAUSE_SECONDS
         return progress
 
-    def _agree(self, blocks: bytes, announcement: CycleMessage) -> tuple[list[Operation], bool]:
+    def _agree(self, blocks: Sequence[bytes], announcement: CycleMessage) -> tuple[list[Operation], bool]:
         """Update the tables with what the ranks announced; return what became ready, and whether anything was new."""
-        decoded = [decode_block(blocks[start : start + BLOCK_BYTES]) for start in range(0, len(blocks), BLOCK_BYTES)]
+        decoded = list(map(decode_block, blocks))
         ids = [each for each, _ in decoded]
         sizes = [nbytes for _, nbytes in decoded]
         requests = [decode_requests(data) for data in self._exchange_requests(announcement.requests, sizes)]
@@ -379,18 +379,22 @@ class Negotiator(NamedOperations):
         self._executing = operations
         self._entered = time.monotonic()
         for completed in self._execution.run(operations):
-            stood_in = []
-            with self._mutex:
-                for handle, _ in completed:
-                    if self._pending.get(handle.request.name) is handle:
-                        self._finish(handle)
-                    elif not handle.ended:
-                        stood_in.append(handle.request.name)
-                if self._changed.num_waiting:
-                    self._changed.notify_all()
-            for name in stood_in:
-                self._serve(name)
+            self._complete(completed)
         self._executing = ()
+
+    def _complete(self, operations: Sequence[Operation]) -> None:
+        """End the handles of operations that were run."""
+        stood_in = []
+        with self._mutex:
+            for handle, _ in operations:
+                if self._pending.get(handle.request.name) is handle:
+                    self._finish(handle)
+                elif not handle.ended:
+                    stood_in.append(handle.request.name)
+            if self._changed.num_waiting:
+                self._changed.notify_all()
+        for name in stood_in:
+            self._serve(name)
 
     def _finish(self, handle: Handle, error: BaseException | None = None) -> None:
         """End a handle; the mutex is held, and the caller notifies. Its name is free before it is seen to be done."""

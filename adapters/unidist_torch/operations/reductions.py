@@ -345,9 +345,10 @@ def _submit_allreduce(
     asked = allreduction(reduction, prescale=prescale, postscale=postscale, size=scope.size, process_set=process_set)
     source, factor = tensor.detach(), asked.prescale
     copy_back = None
-    if target is None and source.is_cpu:
-        given = source = source.contiguous()
-        result = target = torch.empty_like(source)
+    if source.is_cpu and source.is_contiguous():
+        given = result = source
+        if target is None:
+            result = target = torch.empty_like(source)
     elif target is None:
         source = source.contiguous()
         target = torch.empty_like(source)
@@ -358,9 +359,10 @@ def _submit_allreduce(
         result = given
     scaled = given if factor == 1.0 else _scaled(given, factor)
     order = None if scaled.is_cpu else StreamOrder(scaled, result)
+    data = buffer_of(scaled, is_ours=True)
     request = Request(
         name if name and isinstance(name, str) else scope.name("allreduce", name),
-        *(asked.kind, buffer_of(scaled, is_ours=True), buffer_of(result, is_ours=True)),
+        *(asked.kind, data, data if scaled is result else buffer_of(result, is_ours=True)),
         shape=tuple(source.shape),
         op=asked.op,
         scale=asked.scale,

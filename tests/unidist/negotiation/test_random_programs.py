@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import numpy as np
@@ -123,11 +123,14 @@ phases = st.lists(st.lists(steps, min_size=1, max_size=8, unique_by=lambda step:
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-@given(size=st.integers(1, 5), program=phases, repeats=st.integers(1, 3), seed=st.integers(0, 2**16))
+@given(
+    size=st.integers(1, 5), program=phases, repeats=st.integers(1, 3), seed=st.integers(0, 2**16), carries=st.booleans()
+)
 def test_random_programs_compute_the_right_values(
-    size: int, program: list[list[Step]], repeats: int, seed: int
+    size: int, program: list[list[Step]], repeats: int, seed: int, carries: bool
 ) -> None:
     def main(communicator: Communicator) -> None:
+        communicator.capabilities = replace(communicator.capabilities, adds_in_rank_order=carries)
         negotiator = Negotiator(communicator, NegotiationOptions(fusion_threshold_bytes=200))
         shuffler = random.Random(seed * 16 + communicator.rank)  # another order on each rank
         for phase in program * repeats:
