@@ -276,6 +276,20 @@ def _compressor() -> None:
         optimizer.zero_grad()
 
 
+def _plateau() -> None:
+    """The rate of each rank follows the loss of its own batch: replicas differ after the first 10 updates, unseen."""
+    model = torch.nn.Linear(WIDTH, 1)
+    model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(15):
+        loss = model(torch.ones(2, WIDTH)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step > 10:
+            scheduler.step(float(step if ud.rank() else -step))
+
+
 def _checkpoint() -> None:
     model = torch.nn.Linear(WIDTH, WIDTH)
     model, optimizer = ud.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1), strategy="data")
@@ -356,6 +370,7 @@ _CASES: dict[str, Callable[[], None]] = {
     "branching": _branching,
     "output class": _output_class,
     "compressor": _compressor,
+    "plateau": _plateau,
     "checkpoint": _checkpoint,
     "counting forward": _counting_forward,
     "changed modes": _changed_modes,

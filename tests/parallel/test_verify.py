@@ -29,6 +29,7 @@ LIMIT = timedelta(seconds=120)
         ("branching", "the output of another pass["),
         ("output class", "the output is a immutable_dict and not a Answers"),
         ("compressor", "after update 1, parameter 'weight' is not the same"),
+        ("plateau", "would update with different learning rates (rank 0: 0.1; rank 1: 0.01"),
         ("checkpoint", "at the checkpoint, parameter 'bias' is not the same"),
     ],
 )

@@ -14,7 +14,7 @@ from unidist.buffer import Buffer
 from unidist.communicator import Communicator
 from unidist.gradients.buckets import ParameterInfo
 
-NOTICE_BYTES = 15
+NOTICE_BYTES = 19
 """What a binding tells the other ranks with each round, see `GradientExchange.finish`."""
 NO_NOTICE = bytes(NOTICE_BYTES)
 

@@ -1,11 +1,14 @@
 """The place of each rank's script, compared with every update: a step or a batch that one rank leaves out is noticed.
 
-Gradients meet by their order, so after a `continue` on one rank each step averages gradients of different steps.
+Gradients meet by their order, so after a `continue` on one rank each step averages gradients of different steps. With
+the place go the learning rates: a scheduler that looks at a loss of one rank alone makes replicas differ.
 """
 
 from __future__ import annotations
 
 import threading
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 _COUNT = 1
 _NUMBER = 2
 """Bytes of a count and of a number, which may wrap around."""
-_LAYOUT = (("update", _NUMBER), ("resets", _COUNT), ("unused", _COUNT), ("batch", _NUMBER))
+_LAYOUT = (("update", _NUMBER), ("resets", _COUNT), ("unused", _COUNT), ("batch", _NUMBER), ("rate", _NUMBER))
 _PLACE_BYTES = sum(size for _, size in _LAYOUT)
 NUM_FLAGS = NOTICE_BYTES - 2 * _PLACE_BYTES
 
@@ -60,6 +63,7 @@ class ScriptPlace:
         drawn: batches drawn since then.
         passes: backward passes since then.
         batch: number in its epoch of the latest one.
+        rates: the learning rates of the update.
     """
 
     update: int
@@ -67,6 +71,12 @@ class ScriptPlace:
     drawn: int
     passes: int
     batch: int
+    rates: tuple[float, ...] = ()
+
+    @property
+    def rate(self) -> int:
+        """A number that stands for all learning rates."""
+        return zlib.crc32(repr(self.rates).encode())
 
     @property
     def unused(self) -> int:
@@ -87,7 +97,12 @@ class ScriptPosition:
 
     Args:
         runtime: whose batches are counted.
+
+    Attributes:
+        rates: returns the learning rates of the next update, which are compared as well; None: they are not.
     """
+
+    rates: Callable[[], tuple[float, ...]] | None = None
 
     def __init__(self, runtime: RuntimeAPI) -> None:
         self._runtime = runtime
@@ -118,7 +133,9 @@ class ScriptPosition:
         """
         place = None
         if self._communicator is not None and self._total is not None:
-            place = ScriptPlace(update, self._resets, self._batches.total - self._total, passes, self._batches.latest)
+            drawn = self._batches.total - self._total
+            rates = () if self.rates is None else self.rates()
+            place = ScriptPlace(update, self._resets, drawn, passes, self._batches.latest, rates)
         self._total = self._batches.total
         self._resets = 0
         return place
@@ -136,6 +153,8 @@ class ScriptPosition:
         differing = _differing(largest)
         # A loader that one rank alone looks into, or that begins again elsewhere, is no step that was left out.
         if not {"update", "resets"} & differing and not {"unused", "batch"} <= differing:
+            if "rate" in differing:
+                self._refuse_rates(communicator, () if place is None else place.rates)
             return
         line = script_line(threading.get_ident())
         places = gather_objects(communicator, None if place is None else (place.described(), line))
@@ -149,6 +168,18 @@ class ScriptPosition:
             + "\n".join(lines)
             + "\nA step that one rank skips (a `continue` past a bad batch, say) must be skipped by all: agree on it "
             "first, with ud.allreduce(flag, op=ud.Max), or let that rank's loss be 0 * loss."
+        )
+
+    def _refuse_rates(self, communicator: Communicator, own: tuple[float, ...]) -> None:
+        rates: list[tuple[float, ...]] = gather_objects(communicator, own)
+        told = "; ".join(
+            f"rank {communicator.members[index]}: {', '.join(map(repr, each))}"
+            for index, each in enumerate(rates)
+            if each
+        )
+        raise MismatchError(
+            f"the ranks would update with different learning rates ({told}). A scheduler that looks at a loss needs "
+            "the same one on every rank: scheduler.step(ud.allreduce(loss)). --verify off leaves this comparison out"
         )
 
 

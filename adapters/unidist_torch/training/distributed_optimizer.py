@@ -38,7 +38,7 @@ from unidist_torch.training.adasum_optimizer import bind_adasum
 from unidist_torch.training.divided_model import follow_model, prepare_to_divide
 from unidist_torch.training.no_sync import add_no_sync
 from unidist_torch.training.other_wrappers import refuse_wrapped, refuse_wrapping
-from unidist_torch.training.verification import attach, output_check, pieces_of, trained_pieces
+from unidist_torch.training.verification import attach, output_check, pieces_of, rates_of, trained_pieces
 
 
 def distribute(
@@ -165,6 +165,8 @@ class TorchDistribution(Distribution):
     @override
     def finish_binding(self, update: Update) -> None:
         update.position.compare(update.communicator)  # made while all ranks make it
+        if self.runtime.settings.verify.first:
+            update.position.rates = rates_of(self.optimizer)
         add_no_sync(self.model, self.optimizer)
         refuse_wrapping(self.model)
 

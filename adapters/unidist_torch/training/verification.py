@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import logging
 import random
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,22 @@ def pieces_of(model: torch.nn.Module) -> list[Piece]:
         return [piece for piece in state.pieces() if piece.tensor.name in names]
     except UsageError:
         return []
+
+
+def rates_of(optimizer: torch.optim.Optimizer) -> Callable[[], tuple[float, ...]]:
+    """Return a function that returns the learning rates of an optimizer's groups, without those on a device."""
+    owner = weakref.ref(optimizer)
+
+    def rates() -> tuple[float, ...]:
+        bound = owner()
+        found: list[Any] = [group.get("lr") for group in bound.param_groups] if bound is not None else []
+        return tuple(float(each) for each in found if isinstance(each, float | int) or _is_number_in_host_memory(each))
+
+    return rates
+
+
+def _is_number_in_host_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_cpu and value.numel() == 1
 
 
 def trained_pieces(names: Mapping[torch.Tensor, str]) -> list[Piece]:

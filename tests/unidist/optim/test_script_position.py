@@ -140,3 +140,17 @@ def test_an_elastic_job_may_skip() -> None:
         train(rank, batches=range(1, 8 + (me == 1)), skips=lambda batch: me == 1 and batch == 4)
 
     assert on_ranks(script, is_elastic=True) == ["", "", ""]
+
+
+def test_other_learning_rates_are_told_to_all_ranks_before_the_update() -> None:
+    def script(rank: Rank, number: int) -> None:
+        rate = 0.1
+        rank.position.rates = lambda: (rate, 1.0)
+        for step in range(4):
+            rank.position.reset()
+            if step == 2 and number == 1:
+                rate /= 2  # its own loss has not become better
+            rank.exchange()
+
+    [text] = set(on_ranks(script))
+    assert "different learning rates (rank 0: 0.1, 1.0; rank 1: 0.05, 1.0; rank 2: 0.1, 1.0)" in text
