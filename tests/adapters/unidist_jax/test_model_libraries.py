@@ -343,3 +343,31 @@ def test_grain_reads_each_sample_on_one_rank(two: PartOfPool) -> None:
     (first_mapped, first_loaded), (second_mapped, second_loaded) = two.run(on_rank)
     assert sorted(first_mapped + second_mapped) == list(range(12))
     assert first_loaded + second_loaded == [*range(0, 12, 2), *range(1, 12, 2)]
+
+
+@needs_grain
+def test_grain_goes_on_where_it_was(two: PartOfPool) -> None:
+    """By the state of its own iterator, in a process that was started again."""
+
+    def on_rank() -> tuple[list[list[int]], list[list[int]]]:
+        import grain
+
+        def batches() -> Any:
+            source = ud.shard(list(range(24)))
+            return iter(grain.MapDataset.source(source).seed(3).shuffle().batch(2).repeat(2).to_iter_dataset())
+
+        def taken(iterator: Any, count: int) -> list[list[int]]:
+            return [np.asarray(next(iterator)).tolist() for _ in range(count)]
+
+        with runtime():
+            undisturbed = batches()
+            taken(undisturbed, 4)
+            state = undisturbed.get_state()
+            wanted = taken(undisturbed, 8)
+        with runtime():
+            resumed = batches()
+            resumed.set_state(state)
+            return taken(resumed, 8), wanted
+
+    for found, wanted in two.run(on_rank):
+        assert found == wanted

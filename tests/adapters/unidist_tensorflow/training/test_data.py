@@ -80,3 +80,24 @@ def test_says_what_it_cannot_deal_out(pool: Pool) -> None:
             assert len(list(shard([1, 2, 3, 4]))) == 2
 
     pool(2, "shm").run(on_rank)
+
+
+def test_a_dataset_goes_on_where_it_was(pool: Pool) -> None:
+    """By `skip`, in a process that was started again: the order of each epoch is the same there."""
+
+    def on_rank() -> tuple[list[list[int]], list[list[int]]]:
+        def batches(epoch: int) -> list[list[int]]:
+            dataset = shard(tf.data.Dataset.range(24), batch_size=2, seed=3)
+            for _ in range(epoch):
+                list(dataset)
+            return [batch.numpy().tolist() for batch in dataset.skip(4)]
+
+        with runtime():
+            undisturbed = shard(tf.data.Dataset.range(24), batch_size=2, seed=3)
+            list(undisturbed)
+            wanted = [batch.numpy().tolist() for batch in undisturbed][4:]
+        with runtime():
+            return batches(1), wanted
+
+    for found, wanted in pool(2, "shm").run(on_rank):
+        assert found == wanted
