@@ -70,6 +70,7 @@ class ShardSampler(torch.utils.data.Sampler[Any], Shards):
         self.position, self._expected = state.position, state.fingerprint
 
     def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch with the first item: a DataLoader with workers makes a second iterator, unused."""
         runtime = context.current()
         rank, size = runtime.axis_rank(SAMPLE_AXES), runtime.axis_size(SAMPLE_AXES)
         position, expected = self.position, self._expected
@@ -83,7 +84,8 @@ class ShardSampler(torch.utils.data.Sampler[Any], Shards):
                 "epochs"
             )
         batches = global_batches(items, batch_size=self._batch_size, size=size, tail=self._tail, start=position.start)
-        return (item for batch in batches for item in part_of_rank(batch, rank, size, self._cost))
+        for batch in batches:
+            yield from part_of_rank(batch, rank, size, self._cost)
 
     def __len__(self) -> int:
         """Return the number of this rank's items of a whole epoch.

@@ -81,7 +81,10 @@ LOADERS: dict[str, Any] = {
     "no batches": lambda: {"batch_size": None, "sampler": subset()},
     "batches as indices": lambda: {"batch_size": None, "sampler": Buckets()},
 }
-WITH_WORKERS = LOADERS | {"workers": lambda: {"batch_size": 2, "sampler": subset(), "num_workers": 2}}
+WITH_WORKERS = LOADERS | {
+    "workers": lambda: {"batch_size": 2, "sampler": subset(), "num_workers": 2},
+    "workers with buckets": lambda: {"batch_sampler": Buckets(), "num_workers": 2},
+}
 
 
 def loader(kind: str, **options: Any) -> ShardedLoader:
@@ -131,8 +134,8 @@ def test_whole_batches_go_round() -> None:
 
 @pytest.mark.parametrize("kind", WITH_WORKERS)
 def test_a_state_continues_exactly(kind: str) -> None:
-    for rank, steps in [(1, 3)] if kind == "workers" else itertools.product(range(2), range(4)):
-        wanted = epochs(kind, rank, 2)
+    for rank, steps in [(1, 3)] if "workers" in kind else itertools.product(range(2), range(4)):
+        wanted = epochs(kind.removeprefix("workers with "), rank, 2)
         with as_rank(rank, 2):
             before = loader(kind)
             list(before)
@@ -144,7 +147,7 @@ def test_a_state_continues_exactly(kind: str) -> None:
             after.load_state_dict(state)
             assert after.state_dict() == state
             assert samples(after) == wanted[1][steps:]
-            wanted_next = epochs(kind, rank, 2, count=3)[2]
+            wanted_next = epochs(kind.removeprefix("workers with "), rank, 2, count=3)[2]
         with as_rank(rank, 2):
             assert samples(after) == wanted_next
 
