@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from unidist.checkpoint.job import CheckpointObjects, FrameworkStates, MappingLike, load_job, make_saver, save_job
     from unidist.checkpoint.loading import Loaded, LoadOptions, check_parts, load
     from unidist.checkpoint.plain_state import PlainState
+    from unidist.checkpoint.redistribution import ranks_of, redistribute_job
     from unidist.checkpoint.rng import SECTION, RandomState
     from unidist.checkpoint.save_request import OnError, SaveHandle, SaveOptions
     from unidist.checkpoint.saving import Saver, plain
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointObjects", "Export", "FrameworkStates", "Import", "LoadOptions", "Loaded", "MappingLike", "OnError",
     "PlainState", "RandomState", "SECTION", "SaveHandle", "SaveOptions", "Saver", "UpdateState", "agree",
-    "check_parts", "format", "load", "load_job", "make_saver", "plain", "read_whole", "save_job", "state_of_tensors",
-    "to_checkpoint",
+    "check_parts", "format", "load", "load_job", "make_saver", "plain", "ranks_of", "read_whole", "redistribute_job",
+    "save_job", "state_of_tensors", "to_checkpoint",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -39,6 +40,7 @@ __getattr__ = lazy_names(
         "job": "CheckpointObjects FrameworkStates MappingLike load_job make_saver save_job",
         "loading": "LoadOptions Loaded check_parts load",
         "plain_state": "PlainState",
+        "redistribution": "ranks_of redistribute_job",
         "rng": "RandomState SECTION",
         "save_request": "OnError SaveHandle SaveOptions",
         "saving": "Saver plain",

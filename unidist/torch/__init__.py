@@ -35,7 +35,7 @@ from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime.facade_names import names_of_plugins
 from unidist.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 from unidist_torch.basics import buffer, cuda_built, device, empty, nccl_built, rocm_built, seed
-from unidist_torch.checkpoint.api import load, save
+from unidist_torch.checkpoint.api import load, redistribute, save
 from unidist_torch.checkpoint.pretrained import load_pretrained, save_pretrained
 from unidist_torch.models.compiled_model import bucketed_backend
 from unidist_torch.models.sync_batch_norm import SyncBatchNorm
@@ -106,16 +106,15 @@ __all__ = [
     "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async", "allreduce_async_", "alltoall",
     "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async", "broadcast_async_", "broadcast_object",
     "broadcast_optimizer_state", "broadcast_parameters", "bucketed_backend", "buffer", "ccl_built", "clip_grad_norm_",
-    "clip_grad_value_", "compression", "cross_rank", "cross_size", "cuda_built", "data_rank",
-    "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions", "gather_samples",
-    "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
-    "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
-    "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join", "load",
-    "load_pretrained", "local_rank", "local_size", "metrics", "mpi_built", "mpi_enabled", "mpi_ops",
-    "mpi_threads_supported", "nccl_built", "optimizer", "poll", "rank", "recv", "reducescatter", "reducescatter_async",
-    "remove_process_set", "report", "rocm_built", "role", "save", "save_pretrained", "seed", "send", "shard",
-    "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm", "synchronize",
-    "weighted", "world",
+    "clip_grad_value_", "compression", "cross_rank", "cross_size", "cuda_built", "data_rank", "data_size", "ddl_built",
+    "device", "distribute", "elastic", "empty", "functions", "gather_samples", "global_process_set", "gloo_built",
+    "gloo_enabled", "grouped_allgather", "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_",
+    "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
+    "init", "is_homogeneous", "is_initialized", "join", "load", "load_pretrained", "local_rank", "local_size",
+    "metrics", "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "optimizer", "poll",
+    "rank", "recv", "redistribute", "reducescatter", "reducescatter_async", "remove_process_set", "report",
+    "rocm_built", "role", "save", "save_pretrained", "seed", "send", "shard", "shutdown", "size",
+    "sparse_allreduce_async", "start_timeline", "stop_timeline", "sync_batch_norm", "synchronize", "weighted", "world",
 ]  # fmt: skip
 
 __getattr__, __dir__ = names_of_plugins(__name__)

@@ -3,7 +3,7 @@
 May import `models`, `operations`, `framework` and the modules at the root of this package.
 """
 
-from unidist_torch.checkpoint.api import load, save
+from unidist_torch.checkpoint.api import load, redistribute, save
 from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState
 from unidist_torch.checkpoint.pretrained import load_pretrained, save_pretrained, whole_state
 from unidist_torch.checkpoint.states import HoldsParameters, ModelState, TorchStates
@@ -11,5 +11,5 @@ from unidist_torch.checkpoint.tensors import piece_of, read_into
 
 __all__ = [
     "HoldsParameters", "MASTER", "ModelState", "OptimizerState", "TorchStates", "load", "load_pretrained",
-    "piece_of", "read_into", "save", "save_pretrained", "whole_state",
+    "piece_of", "read_into", "redistribute", "save", "save_pretrained", "whole_state",
 ]  # fmt: skip

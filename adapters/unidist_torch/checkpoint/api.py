@@ -1,20 +1,23 @@
-"""Checkpoints of PyTorch training: `save` and `load`. What is in a checkpoint: docs/checkpoints.md."""
+"""Checkpoints of PyTorch training: `save`, `load` and `redistribute`. What is in a checkpoint: docs/checkpoints.md."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, save_job
 from unidist.checkpoint.loading import Loaded
+from unidist.checkpoint.redistribution import redistribute_job
 from unidist.checkpoint.save_request import OnError, SaveHandle
+from unidist.negotiation.process_sets import ProcessSet
 from unidist.waits import calling
 from unidist_torch.checkpoint.states import TorchStates
+from unidist_torch.memory import tensor_of
 
-__all__ = ["Loaded", "SaveHandle", "load", "save"]
+__all__ = ["Loaded", "SaveHandle", "load", "redistribute", "save"]
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module] | None
 Optimizers = torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None
@@ -106,3 +109,41 @@ def load(
         UsageError: the ranks ask for different things.
     """
     return load_job(TorchStates(), path, CheckpointObjects(model, optimizer), strict=strict, mapping=mapping, rng=rng)
+
+
+@calling("ud.redistribute()")
+def redistribute(
+    model: torch.nn.Module | None,
+    to: torch.nn.Module | Collection[int] | ProcessSet | None,
+    *,
+    strict: bool = True,
+) -> dict[str, Any] | None:
+    """Give the values of a model to another one, or to some ranks, without a disk. Collective.
+
+        ud.redistribute(model, to=evaluated)            # another model, divided in another way or not at all
+        weights = ud.redistribute(model, to=[0])        # the whole model on rank 0, as a state dict; None elsewhere
+
+    The numbers are those that `save` and `load` of a checkpoint give. What a rank has itself stays there, and each rank
+    gets what it lacks from a rank that has it, some 64 MiB at a time. The model that gives is not changed. Nothing is
+    changed on any rank unless the models fit on all of them.
+
+    Args:
+        model: trained with any strategy; its parameters and persistent buffers are given. None on a rank that has no
+            part in it.
+        to: the model that takes the values, distributed or not; None on a rank that takes none. Or the ranks that get
+            the whole model, the same on every rank: a list of ranks, or a process set.
+        strict: tensors that only one of the models has are an error; else what both have is taken, with a warning.
+
+    Returns:
+        On ranks that get the whole model, a state dict in host memory of its own. Else None.
+
+    Raises:
+        CheckpointError: names, shapes or types do not fit, on this or another rank; names the tensors.
+        UsageError: neither a model nor ranks, or the ranks ask for different things.
+    """
+    found = redistribute_job(TorchStates(), model, to, strict=strict)
+    if found is None:
+        return None
+    tensors, values = found
+    state: dict[str, Any] = {name: tensor_of(memory, info.shape) for name, (info, memory) in tensors.items()}
+    return state | values.get("extra_state", {})

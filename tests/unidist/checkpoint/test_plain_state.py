@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from unidist.checkpoint.fetched_section import FetchedSection
 from unidist.checkpoint.plain_state import PlainState, decoded, encoded
-from unidist.elastic.peer.section import PeerSection
 from unidist.errors import CheckpointError
 
 VALUES = [
@@ -33,8 +33,8 @@ VALUES = [
 ]
 
 
-def section(values: dict[str, Any]) -> PeerSection:
-    return PeerSection("extra", {}, json.loads(json.dumps(values)), None)
+def section(values: dict[str, Any]) -> FetchedSection:
+    return FetchedSection("extra", {}, json.loads(json.dumps(values)), None, what="the section")
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)

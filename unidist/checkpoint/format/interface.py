@@ -112,7 +112,10 @@ class KeepsState(ABC):
     def load(self, section: SavedSection, *, strict: bool) -> None:
         """Load the state from the section, after `check` has passed on every rank. Reads only this rank's part.
 
-        State that the section does not have is reset to that before the first step.
+        A model reads the parts of its `pieces`, and leaves tensors alone that the section does not have: what other
+        ranks have in memory (`redistribute`) is loaded some tensors at a time.
+
+        State of an optimizer that the section does not have is reset to that before the first step.
         """
 
 

@@ -24,6 +24,9 @@ _log = logging.getLogger("unidist")
 Convert = Callable[[Buffer, Buffer], None]
 """Writes floating-point numbers in another type: `Framework.convert`."""
 
+FIT = "Build the model that was saved, or give a mapping of names"
+"""What can be done about a checkpoint that does not fit, for messages."""
+
 _MAX_LISTED = 8
 _AGAIN = "Copy the checkpoint again, or load an earlier one."
 
@@ -209,8 +212,9 @@ def match(
     strict: bool,
     report: Callable[[str], None],
     elsewhere: Collection[str] = (),
+    advice: str = FIT,
 ) -> list[TensorInfo]:
-    """Check names and shapes as `SavedSection.match` does; `what` names the section in messages."""
+    """Check names and shapes as `SavedSection.match` does; `what` names the section in messages, `advice` ends them."""
     names = {info.name for info in wanted}
     names |= {name for name in there if name in elsewhere or name.rpartition(SLOT)[0] in elsewhere}
     missing = [str(info) for info in wanted if info.name not in there]
@@ -228,10 +232,7 @@ def match(
     ]
     if shapes or (problems and strict):
         hint = "" if shapes else " With strict=False what both have is loaded."
-        raise CheckpointError(
-            f"{what} does not fit: {'. '.join(problems)}. Build the model that was saved, or give a mapping of "
-            f"names.{hint}"
-        )
+        raise CheckpointError(f"{what} does not fit: {'. '.join(problems)}. {advice}.{hint}")
     if problems:
         report(f"{what} fits in part: {'. '.join(problems)}. What both have is loaded (strict=False).")
     return both

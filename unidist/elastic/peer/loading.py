@@ -6,16 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unidist.buffer import Buffer, DType, copy
+from unidist.buffer import Buffer
 from unidist.checkpoint.agreement import agree
+from unidist.checkpoint.fetched_section import FetchedSection
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.pieces import TensorInfo
 from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.format.writing import Identity, merge_values
 from unidist.checkpoint.loading import check_parts
+from unidist.checkpoint.transfers import Wanted, missing, move, transfers
 from unidist.communicator import Communicator
-from unidist.elastic.peer.section import PeerSection
-from unidist.elastic.peer.transfers import Transfer, Wanted, missing, places, transfers
+from unidist.elastic.peer.transfers import places
 from unidist.errors import StateLostError
 
 _LOAD = "the committed state cannot be taken over"
@@ -70,13 +71,19 @@ def take_over(
         StateLostError: something that is wanted is in no holding.
         UnidistError: it does not fit, on this or another rank.
     """
-    indices = {origin: held.pieces for origin, held in holdings.items()}
     merged = merge_values([holdings[origin].values for origin in sorted(holdings)])
     tensors: dict[str, dict[str, TensorInfo]] = {name: {} for name in states}
-    for pieces in indices.values():
-        for name, info, _ in pieces:
-            tensors[name][info.name] = info
-    sections = {name: PeerSection(name, tensors[name], merged.get(name, {}), convert) for name in states}
+    having: dict[Identity, set[int]] = {}
+    for origin in sorted(holdings):
+        for identity in holdings[origin].pieces:
+            tensors[identity[0]][identity[1].name] = identity[1]
+            having.setdefault(identity, set()).update(holders[origin])
+    sections = {
+        name: FetchedSection(
+            name, tensors[name], merged.get(name, {}), convert, what=f"section {name!r} of the committed state"
+        )
+        for name in states
+    }
     parts = {name: (state, sections[name]) for name, state in states.items()}
     if is_whole:
         names = {name: frozenset(state.names()) for name, state in states.items()}
@@ -85,19 +92,23 @@ def take_over(
     wants: list[list[Wanted]] = agree(
         communicator, [wanted for section in sections.values() for wanted in section.wanted], error, _LOAD
     )
-    chosen = transfers(indices, holders, wants)
+    chosen = transfers(having, wants)
     for rank, wanted in enumerate(wants):
         lacking = missing(wanted, [each for each in chosen if each.taker == rank])
         if lacking:
             raise StateLostError(f"{_LOAD}: nobody has all of {lacking[0][1]!r} of section {lacking[0][0]!r}")
-    itself = {wanted: info for section in sections.values() for wanted, info in section.wanted.items()}
-    fetched = _fetch(communicator, chosen, own, wants, itself)
+    fetched = {
+        wanted: Buffer.allocate(wanted[2].count, info.dtype)
+        for section in sections.values()
+        for wanted, info in section.wanted.items()
+    }
+    move(communicator, chosen, _memory(own).__getitem__, fetched)
     for section in sections.values():
         section.give(fetched)
     agree(communicator, None, _read(states, sections), _LOAD)
 
 
-def _read(states: Mapping[str, KeepsState], sections: Mapping[str, PeerSection]) -> Exception | None:
+def _read(states: Mapping[str, KeepsState], sections: Mapping[str, FetchedSection]) -> Exception | None:
     """Let each state load; returns what went wrong."""
     try:
         for name, state in states.items():
@@ -107,39 +118,11 @@ def _read(states: Mapping[str, KeepsState], sections: Mapping[str, PeerSection])
     return None
 
 
-def _fetch(
-    communicator: Communicator,
-    chosen: Sequence[Transfer],
-    holdings: Mapping[int, HeldPieces],
-    wants: Sequence[Sequence[Wanted]],
-    wanted: Mapping[Wanted, TensorInfo],
-) -> dict[Wanted, Buffer]:
-    """Move what was chosen; returns what this rank wanted. Collective."""
-    rank, ranks = communicator.rank, range(communicator.size)
-    offsets = {origin: places(held.pieces)[0] for origin, held in holdings.items()}
-
-    def given(each: Transfer) -> Buffer:
-        begin = offsets[each.origin][each.piece] + each.run.source * each.itemsize
-        return holdings[each.origin].memory.slice(begin, each.nbytes)
-
-    memory = {each: Buffer.allocate(each[2].count, info.dtype) for each, info in wanted.items()}
-
-    def taken(each: Transfer) -> Buffer:
-        whole = memory[wants[rank][each.wanted]].cast(DType.UINT8)
-        return whole.slice(each.run.target * each.itemsize, each.nbytes)
-
-    outgoing = [[each for each in chosen if each.giver == rank != each.taker == other] for other in ranks]
-    incoming = [[each for each in chosen if each.taker == rank != each.giver == other] for other in ranks]
-    source = Buffer.of(bytearray(b"".join(given(each).bytes() for row in outgoing for each in row)))
-    send_counts = [sum(each.nbytes for each in row) for row in outgoing]
-    receive_counts = [sum(each.nbytes for each in row) for row in incoming]
-    target = Buffer.allocate(sum(receive_counts), DType.UINT8)
-    communicator.alltoall(source, target, send_counts=send_counts, receive_counts=receive_counts).wait()
-    start = 0
-    for each in [each for row in incoming for each in row]:
-        copy(target.slice(start, each.nbytes), taken(each))
-        start += each.nbytes
-    for each in chosen:
-        if each.giver == each.taker == rank:
-            copy(given(each), taken(each))
-    return memory
+def _memory(holdings: Mapping[int, HeldPieces]) -> dict[Identity, Buffer]:
+    """Return the memory of each piece that this rank has, as bytes."""
+    found: dict[Identity, Buffer] = {}
+    for _, held in sorted(holdings.items()):
+        for identity, offset in zip(held.pieces, places(held.pieces)[0], strict=True):
+            nbytes = identity[2].count * identity[1].dtype.itemsize
+            found.setdefault(identity, held.memory.slice(offset, nbytes))
+    return found

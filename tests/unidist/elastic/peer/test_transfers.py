@@ -1,8 +1,7 @@
-"""Who keeps copies, what is left after losses, and who gives what: for any number of hosts, ranks and cuts."""
+"""Who keeps copies, and what is left after losses: for any number of hosts and ranks."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +12,7 @@ from unidist.buffer import DType
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import TensorInfo
 from unidist.checkpoint.format.writing import Identity
-from unidist.elastic.peer.transfers import Wanted, guards, lost_origins, missing, places, transfers, twins
+from unidist.elastic.peer.transfers import guards, lost_origins, places, twins
 
 HOSTS = st.lists(st.integers(1, 4), min_size=1, max_size=5).map(
     lambda sizes: [host for host, size in enumerate(sizes) for _ in range(size)]
@@ -52,65 +51,6 @@ def test_copies_are_spread_evenly() -> None:
     assert guards([0, 0, 1, 1]) == [2, 3, 0, 1]
     assert guards([0, 0, 0, 1]) == [3, 3, 3, 0]
     assert lost_origins(held(guards([0, 0, 0, 0]), [0, 3]), [()] * 4) == [1]
-
-
-def cut(count: int, at: Sequence[int]) -> list[tuple[int, int]]:
-    bounds = sorted({0, count, *(each for each in at if each < count)})
-    return list(itertools.pairwise(bounds)) if count else [(0, 0)]
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.integers(0, 40), min_size=1, max_size=4),
-    st.lists(st.integers(0, 40), max_size=4),
-    st.lists(st.integers(0, 40), max_size=4),
-    st.data(),
-)
-def test_every_element_is_given_once_by_somebody_who_has_it(
-    counts: list[int], before: list[int], after: list[int], data: st.DataObject
-) -> None:
-    infos = [TensorInfo(f"t{number}", (count,), DType.FLOAT32) for number, count in enumerate(counts)]
-    holdings: dict[int, list[Identity]] = {origin: [] for origin in range(len(before) + 1)}
-    wants: list[list[Wanted]] = [[] for _ in range(len(after) + 1)]
-    for info in infos:
-        for origin, (start, stop) in enumerate(cut(info.count, before)):
-            holdings[origin].append(("s", info, Part.flat(info.shape, start, stop)))
-        for rank, (start, stop) in enumerate(cut(info.count, after)):
-            wants[rank].append(("s", info.name, Part.flat(info.shape, start, stop)))
-    ranks = st.lists(st.integers(0, len(wants) - 1), min_size=1, max_size=2, unique=True)
-    holders = {origin: data.draw(ranks) for origin in holdings}
-    chosen = transfers(holdings, holders, wants)
-    for each in chosen:
-        assert each.giver in holders[each.origin]
-        assert each.giver == each.taker or each.taker not in holders[each.origin]
-    for rank, wanted in enumerate(wants):
-        mine = [each for each in chosen if each.taker == rank]
-        assert missing(wanted, mine) == []
-        for number, (_, name, part) in enumerate(wanted):
-            got = []
-            for each in (each for each in mine if each.wanted == number):
-                _, info, piece = holdings[each.origin][each.piece]
-                assert info.name == name
-                assert piece.start + each.run.source == part.start + each.run.target
-                got += range(each.run.target, each.run.target + each.run.count)
-            assert sorted(got) == list(range(part.count))
-
-
-def test_what_several_hold_in_part_is_not_given_twice() -> None:
-    info = TensorInfo("t", (10,), DType.FLOAT64)
-    holdings: dict[int, list[Identity]] = {
-        0: [("s", info, Part.flat((10,), 0, 7))],
-        1: [("s", info, Part.flat((10,), 4, 10))],
-    }
-    chosen = transfers(holdings, {0: [0], 1: [1]}, [[], [("s", "t", Part.flat((10,), 2, 10))]])
-    assert [(each.giver, each.run.target, each.run.count) for each in chosen] == [(1, 2, 6), (0, 0, 2)]
-
-
-def test_what_nobody_has_is_missing() -> None:
-    info = TensorInfo("t", (10,), DType.FLOAT64)
-    wanted: list[Wanted] = [("s", "t", Part.whole((10,)))]
-    chosen = transfers({0: [("s", info, Part.flat((10,), 0, 7))]}, {0: [0]}, [wanted])
-    assert missing(wanted, chosen) == wanted
 
 
 @settings(max_examples=50, deadline=None)

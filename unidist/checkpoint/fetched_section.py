@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from typing_extensions import override
@@ -12,37 +12,51 @@ from unidist.buffer import Buffer, copy
 from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import TensorInfo
-from unidist.checkpoint.format.reader import Convert, match, read_as
-from unidist.elastic.peer.transfers import Wanted
+from unidist.checkpoint.format.reader import FIT, Convert, match, read_as
+from unidist.checkpoint.transfers import Wanted
 from unidist.errors import CheckpointError
 
-_log = logging.getLogger("unidist.elastic")
+_log = logging.getLogger("unidist")
 
 
-class PeerSection(SavedSection):
-    """A section of a committed state.
+class FetchedSection(SavedSection):
+    """A section of state that ranks hold.
 
-    It is read twice, because reading may not communicate: the first time it notes what is read, and leaves the targets
-    as they are; when that has been fetched it is given.
+    Reading may not communicate. So what is read has to be fetched before, and given. As long as nothing was given, a
+    read is noted, and leaves its target as it is.
 
     Args:
         name: of the section.
         tensors: every tensor of it, by name.
         values: its plain values, of all ranks.
         convert: converts types.
+        what: the section, for messages.
+        advice: what can be done if it does not fit, for messages.
+        report: warns of what differs where that is allowed.
 
     Attributes:
-        wanted: what was read.
+        wanted: what was read before anything was given.
     """
 
     def __init__(
-        self, name: str, tensors: Mapping[str, TensorInfo], values: dict[str, Any], convert: Convert | None
+        self,
+        name: str,
+        tensors: Mapping[str, TensorInfo],
+        values: dict[str, Any],
+        convert: Convert | None,
+        *,
+        what: str,
+        advice: str = FIT,
+        report: Callable[[str], None] = _log.warning,
     ) -> None:
         self.values = values
         self.wanted: dict[Wanted, TensorInfo] = {}
         self._name = name
         self._tensors = tensors
         self._convert = convert
+        self._what = what
+        self._advice = advice
+        self._report = report
         self._fetched: Mapping[Wanted, Buffer] | None = None
 
     @property
@@ -60,16 +74,27 @@ class PeerSection(SavedSection):
         if info is None or not part.fits(info.shape) or target.count != part.count:
             raise CheckpointError(
                 f"{part.count} elements of the box {part.box} of {name!r} were asked for, to be put into "
-                f"{target.count} elements; section {self._name!r} of the committed state has {info or 'no such tensor'}"
+                f"{target.count} elements; {self._what} has {info or 'no such tensor'}"
             )
+        if not part.count:
+            return
         wanted = (self._name, name, part)
         if self._fetched is None:
             self.wanted[wanted] = info
             return
-        found = self._fetched[wanted]
+        found = self._fetched.get(wanted)
+        if found is None:
+            raise CheckpointError(f"{self._what}: {part} of {info} is read, and is no piece of the state that reads it")
         read_as(info, target, lambda raw: copy(found, raw), self._convert)
 
     @override
     def match(self, wanted: Collection[TensorInfo], *, strict: bool = True) -> list[TensorInfo]:
-        what = f"section {self._name!r} of the committed state"
-        return match(what, self._tensors, wanted, strict=strict, report=_log.warning, elsewhere=self.elsewhere)
+        return match(
+            self._what,
+            self._tensors,
+            wanted,
+            strict=strict,
+            report=self._report,
+            elsewhere=self.elsewhere,
+            advice=self._advice,
+        )
