@@ -28,15 +28,17 @@ if TYPE_CHECKING:
     from unidist.training.sample_axis import SampleAxis
     from unidist.training.seeding import seed_python
     from unidist.training.sharding import Tail, check_tail, padded_share, share, shuffled
+    from unidist.training.token_budget import TokenBudget
     from unidist.training.train_step import PlannedStep, Trees
     from unidist.training.weighted_loss import WeightedPass, weighted_update
 
 __all__ = [
     "Described", "Description", "Distribution", "EndOfRun", "LoaderPosition", "LoaderState", "MeanLoss", "PlannedStep",
-    "SampleAxis", "SampleWeight", "Tail", "Trees", "WeightedPass", "autotune", "averages", "check_counts_alone",
-    "check_equal", "check_leaves_loop", "check_leaves_model", "check_tail", "fingerprint", "global_batches",
-    "length_of_rank", "never_applied", "never_complete", "padded_share", "part_of_rank", "planned_update", "read_ahead",
-    "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere", "weighted_update",
+    "SampleAxis", "SampleWeight", "Tail", "TokenBudget", "Trees", "WeightedPass", "autotune", "averages",
+    "check_counts_alone", "check_equal", "check_leaves_loop", "check_leaves_model", "check_tail", "fingerprint",
+    "global_batches", "length_of_rank", "never_applied", "never_complete", "padded_share", "part_of_rank",
+    "planned_update", "read_ahead", "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
+    "weighted_update",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -54,6 +56,7 @@ __getattr__ = lazy_names(
         "sample_axis": "SampleAxis",
         "seeding": "seed_python",
         "sharding": "Tail check_tail padded_share share shuffled",
+        "token_budget": "TokenBudget",
         "train_step": "PlannedStep Trees",
         "weighted_loss": "WeightedPass weighted_update",
     },

@@ -3,7 +3,7 @@
 May import `operations` and the modules at the root of this package.
 """
 
-from unidist_torch.loading.items import DatasetItems, Items, SamplerItems
+from unidist_torch.loading.items import BudgetItems, DatasetItems, Items, SamplerItems
 from unidist_torch.loading.loader import Positioned, PrefetchedBatches, ShardedLoader
 from unidist_torch.loading.sampler import ShardSampler
 from unidist_torch.loading.shards import Shards
@@ -11,6 +11,6 @@ from unidist_torch.loading.streams import StreamBatches, StreamShards
 from unidist_torch.loading.worker_info import InitWorker
 
 __all__ = [
-    "DatasetItems", "InitWorker", "Items", "Positioned", "PrefetchedBatches", "SamplerItems", "ShardSampler",
-    "ShardedLoader", "Shards", "StreamBatches", "StreamShards",
+    "BudgetItems", "DatasetItems", "InitWorker", "Items", "Positioned", "PrefetchedBatches", "SamplerItems",
+    "ShardSampler", "ShardedLoader", "Shards", "StreamBatches", "StreamShards",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,8 +12,10 @@ from unidist.elastic.batches import SampleOrder
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.training.sharding import Tail, check_tail
+from unidist.training.token_budget import TokenBudget
 from unidist_torch.elastic.loader import ElasticLoader
 from unidist_torch.loading import (
+    BudgetItems,
     DatasetItems,
     InitWorker,
     Items,
@@ -33,6 +36,8 @@ def shard(
     seed: int = 0,
     tail: Tail = "pad",
     cost: Cost | None = None,
+    max_tokens: float | None = None,
+    window: int | None = None,
 ) -> ShardedLoader:
     """Return a DataLoader like this one that loads this rank's share of the samples.
 
@@ -58,12 +63,18 @@ def shard(
             ranks have one more: the others then call `ud.join()`.
         cost: of each sample, such as its number of tokens, by its index, or of an element of a stream: the samples of
             a step are divided so that each rank has as many and the sums of costs are about equal.
+        max_tokens: with `cost` as lengths, a batch has samples of about one length, as many as there is room for: the
+            number of samples times the longest length is at most this. A `batch_size` above 1 is the most samples of a
+            batch. So every rank has about as much to do in each step, with little padding.
+        window: with `max_tokens`, the number of samples in the order of the epoch that are sorted by length together.
+            More are less padding and less chance. Default: those of about 50 batches.
 
     Raises:
-        UsageError: an unknown tail, something else than a loader, or one whose samples cannot be divided. In
-            iterations: a sampler draws other samples on another rank.
+        UsageError: an unknown tail, something else than a loader, or one whose samples cannot be divided; a sample is
+            longer than `max_tokens`. In iterations: a sampler draws other samples on another rank.
     """
     check_tail(tail)
+    _check_budget(loader, cost, max_tokens, window)
     _check_loader(loader, keeps_sampler=shuffle is None)
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return _shard_stream(loader, shuffle=shuffle, seed=seed, tail=tail, cost=cost)
@@ -77,6 +88,13 @@ def shard(
         items = SamplerItems(loader.sampler, num_samples=_length(dataset), seed=seed)
     else:
         items = DatasetItems(len(dataset), shuffle=shuffles, seed=seed)
+    if max_tokens is not None:
+        lengths = _lengths(cost, _length(dataset))
+        size = loader.batch_size or 1  # 1 is what a DataLoader has if nothing is said
+        budget = TokenBudget.of(lengths, max_tokens=max_tokens, max_samples=size if size > 1 else None, window=window)
+        order_seed = None if shuffles is False else seed
+        batches = BudgetItems(items, lengths, budget, seed=order_seed, drop_last=loader.drop_last)
+        return _of_batches(loader, batches, tail=tail)
     sampler = ShardSampler(items, batch_size=loader.batch_size or 1, tail=tail, cost=_function(cost))
     options = _options(loader) | {
         "dataset": dataset, "batch_size": loader.batch_size, "sampler": sampler, "drop_last": loader.drop_last,
@@ -94,8 +112,13 @@ def _shard_batches(loader: Any, *, shuffle: bool | None, seed: int, tail: Tail, 
             "shuffle= out, or give the DataLoader a batch_size"
         )
     _check_cost(loader, cost)
-    items = SamplerItems(loader.batch_sampler, num_samples=_length(loader.dataset), seed=seed)
-    sampler = ShardSampler(items, tail=tail)
+    return _of_batches(
+        loader, SamplerItems(loader.batch_sampler, num_samples=_length(loader.dataset), seed=seed), tail=tail
+    )
+
+
+def _of_batches(loader: Any, batches: Items, *, tail: Tail) -> ShardedLoader:
+    sampler = ShardSampler(batches, tail=tail)
     return ShardedLoader(sampler, dataset=loader.dataset, batch_sampler=sampler, **_options(loader))
 
 
@@ -152,6 +175,32 @@ def _check_cost(loader: Any, cost: Cost | None) -> None:
             "shard(cost=) divides the samples of a step, and this loader has batches that go to one rank as they are. "
             "Leave cost= out, or give the DataLoader a batch_size"
         )
+
+
+def _check_budget(loader: Any, cost: Cost | None, max_tokens: float | None, window: int | None) -> None:
+    if max_tokens is None:
+        if window is not None:
+            raise UsageError("shard(window=) is about batches of max_tokens=: give that too, or leave window= out")
+        return
+    if cost is None:
+        raise UsageError(f"shard(max_tokens={max_tokens}): give the lengths of the samples too, cost=lengths")
+    if isinstance(loader, torch.utils.data.DataLoader) and isinstance(loader.dataset, torch.utils.data.IterableDataset):
+        raise UsageError(
+            "shard(max_tokens=) of an IterableDataset, whose lengths are not known before it is read: give the dataset "
+            "a __getitem__, or make such batches in the stream and a DataLoader(..., batch_size=None)"
+        )
+
+
+def _lengths(cost: Cost | None, count: int | None) -> array[float]:
+    """Return the lengths of all samples."""
+    if count is None:
+        raise UsageError("shard(max_tokens=) of a dataset without a length: give it a __len__")
+    if callable(cost):
+        return array("d", (cost(index) for index in range(count)))
+    assert cost is not None
+    if len(cost) != count:
+        raise UsageError(f"shard(cost=): {len(cost)} lengths of {count} samples; give one for each")
+    return array("d", (float(each) for each in cost))
 
 
 def _rank() -> str:
