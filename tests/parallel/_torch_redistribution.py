@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from _torch_compositions import BATCH, batch, loss_of, make, optimizer_of
 
 import unidist.torch as ud
+from unidist.checkpoint import redistribution
 from unidist.errors import UnidistError
 from unidist.settings.environment import set_variables
 
@@ -88,6 +90,10 @@ def _wrong(divisions: Sequence[str], folder: Path) -> list[str]:
     whole = other()
     assert ud.redistribute(step.model, to=whole) is None
     checks = {"all ranks": are_equal(whole.state_dict(), expected)}
+    small = other()
+    with mock.patch.object(redistribution, "ROUND_BYTES", 2000):
+        ud.redistribute(step.model, to=small)
+    checks["in many rounds"] = are_equal(small.state_dict(), expected)
     last = ud.size() - 1
     state = ud.redistribute(step.model, to=[last])
     checks["one rank"] = are_equal(state or {}, expected) if ud.rank() == last else state is None
@@ -103,7 +109,8 @@ def _wrong(divisions: Sequence[str], folder: Path) -> list[str]:
         ud.redistribute(second, to=third)  # and back
         checks[f"from {division}"] = are_equal(third.state_dict(), expected)
     given = other()  # by one rank, to the model that is trained
-    ud.redistribute(given if ud.rank() == last else None, to=step.model)
+    with mock.patch.object(redistribution, "ROUND_BYTES", 2000):
+        ud.redistribute(given if ud.rank() == last else None, to=step.model)
     checks["from one rank"] = are_equal(saved(step.model, folder / "given"), given.state_dict())
     return [name for name, is_right in checks.items() if not is_right]
 

@@ -71,7 +71,6 @@ def redistribute(
     *,
     convert: Convert | None,
     report: Callable[[str], None] = _log.warning,
-    round_bytes: int = ROUND_BYTES,
 ) -> tuple[dict[str, tuple[TensorInfo, Buffer]], dict[str, Any]] | None:
     """Give a model the values of another one. Collective. Changes no rank unless the models fit on all.
 
@@ -83,7 +82,6 @@ def redistribute(
             load may replace the arrays of a model.
         convert: converts floating-point types.
         report: warns of tensors that are left out with `strict=False`.
-        round_bytes: see `ROUND_BYTES`.
 
     Returns:
         On ranks that get the whole model, its tensors in new memory, by name, and its plain values. Else None.
@@ -123,7 +121,7 @@ def redistribute(
     whole = _whole(tensors.values()) if communicator.rank in (request.ranks or ()) else None
     takes = target if request.ranks is None else lambda: whole
     wants = _wanted(communicator, takes, section(tensors), request)
-    for names, chosen in _rounds(transfers(holders, wants), communicator.size, tensors, round_bytes):
+    for names, chosen in _rounds(transfers(holders, wants), communicator.size, tensors):
         memory: dict[Identity, Buffer] = {}
         try:
             for each in chosen if error is None else ():
@@ -260,7 +258,7 @@ def _parts_of(state: KeepsState, section: FetchedSection, rank: int) -> Iterator
 
 
 def _rounds(
-    chosen: Sequence[Transfer], num_ranks: int, tensors: Mapping[str, TensorInfo], round_bytes: int
+    chosen: Sequence[Transfer], num_ranks: int, tensors: Mapping[str, TensorInfo]
 ) -> Iterator[tuple[list[str], list[Transfer]]]:
     """Yield the names of each round with their transfers, the same on every rank."""
     by_name: dict[str, list[Transfer]] = {name: [] for name in tensors}
@@ -273,7 +271,7 @@ def _rounds(
         for each in moved:
             own[each.taker] += each.max_nbytes
             own[num_ranks + each.giver] += each.max_nbytes
-        if names and any(before + now > round_bytes for before, now in zip(nbytes, own, strict=True)):
+        if names and any(before + now > ROUND_BYTES for before, now in zip(nbytes, own, strict=True)):
             yield names, [each for one in names for each in by_name[one]]
             names, nbytes = [], [0] * len(nbytes)
         names.append(name)

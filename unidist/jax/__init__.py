@@ -27,7 +27,7 @@ from unidist.jax import elastic
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime.facade_names import names_of_plugins
 from unidist_jax.basics import buffer, device, empty, seed
-from unidist_jax.checkpoint import load, save
+from unidist_jax.checkpoint import load, redistribute, save
 from unidist_jax.compiled import flush, translated
 from unidist_jax.operations import (
     Adasum,
@@ -73,11 +73,11 @@ __all__ = [
     "Adasum", "Average", "Compression", "DistributedOptimizer", "HorovodInternalError", "Max", "Min", "Op",
     "ProcessSet", "Product", "Sum", "TrainStep", "add_process_set", "allgather", "allgather_object", "allreduce",
     "alltoall", "barrier", "broadcast", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-    "buffer", "cross_rank", "cross_size", "data_rank", "data_size", "device", "distribute",
-    "elastic", "empty", "flush", "gather_samples", "global_process_set", "grouped_allgather", "grouped_allreduce",
-    "grouped_reducescatter", "init", "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size",
-    "rank", "recv", "reducescatter", "remove_process_set", "report", "role", "save", "seed", "send", "shard",
-    "shutdown", "size", "spmd", "start_timeline", "stop_timeline", "translated", "weighted", "world",
+    "buffer", "cross_rank", "cross_size", "data_rank", "data_size", "device", "distribute", "elastic", "empty", "flush",
+    "gather_samples", "global_process_set", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "init",
+    "is_homogeneous", "is_initialized", "join", "load", "local_rank", "local_size", "rank", "recv", "redistribute",
+    "reducescatter", "remove_process_set", "report", "role", "save", "seed", "send", "shard", "shutdown", "size",
+    "spmd", "start_timeline", "stop_timeline", "translated", "weighted", "world",
 ]  # fmt: skip
 
 __getattr__, __dir__ = names_of_plugins(__name__)

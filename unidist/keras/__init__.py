@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from unidist.horovod_api.lifecycle import shutdown
     from unidist_keras.metrics import metrics
     from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
-    from unidist_tensorflow.checkpoint.api import load, save
+    from unidist_tensorflow.checkpoint.api import load, redistribute, save
     from unidist_tensorflow.gradients.samples import gather_samples
     from unidist_tensorflow.gradients.weighted_loss import weighted
     from unidist_tensorflow.keras.functions import (
@@ -66,9 +66,9 @@ __all__ = [
     "broadcast_object", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data_rank", "data_size",
     "ddl_built", "device", "distribute", "elastic", "gather_samples", "global_process_set", "gloo_built",
     "gloo_enabled", "init", "is_initialized", "join", "load", "load_model", "local_rank", "local_size", "metrics",
-    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set",
-    "report", "rocm_built", "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline",
-    "weighted", "world",
+    "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank", "redistribute", "reducescatter",
+    "remove_process_set", "report", "rocm_built", "role", "save", "seed", "shard", "shutdown", "size", "start_timeline",
+    "stop_timeline", "weighted", "world",
 ]  # fmt: skip
 
 __getattr__ = names_of_backend(__name__)

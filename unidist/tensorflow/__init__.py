@@ -51,7 +51,7 @@ from unidist_tensorflow.basics import (
     seed,
     size_op,
 )
-from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.checkpoint.api import load, redistribute, save
 from unidist_tensorflow.gradients.samples import gather_samples
 from unidist_tensorflow.gradients.weighted_loss import weighted
 from unidist_tensorflow.keras.optimizers import PartialDistributedOptimizer
@@ -103,14 +103,13 @@ __all__ = [
     "add_process_set", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_",
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables", "buffer",
     "ccl_built", "check_num_rank_power_of_2", "compression", "cross_rank", "cross_size", "cuda_built", "data",
-    "data_rank", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions",
-    "gather_samples", "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather",
-    "grouped_allreduce", "grouped_reducescatter", "handle_average_backwards_compatibility", "init", "is_homogeneous",
-    "is_initialized", "join", "keras", "load", "local_rank", "local_rank_op", "local_size", "local_size_op",
-    "mpi_built", "mpi_enabled", "mpi_ops", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank",
-    "rank_op", "recv", "reducescatter", "remove_process_set", "report", "rocm_built", "role", "save", "seed", "send",
-    "shard", "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "sync_batch_norm", "weighted",
-    "world",
+    "data_rank", "data_size", "ddl_built", "device", "distribute", "elastic", "empty", "functions", "gather_samples",
+    "global_process_set", "gloo_built", "gloo_enabled", "gpu_available", "grouped_allgather", "grouped_allreduce",
+    "grouped_reducescatter", "handle_average_backwards_compatibility", "init", "is_homogeneous", "is_initialized",
+    "join", "keras", "load", "local_rank", "local_rank_op", "local_size", "local_size_op", "mpi_built", "mpi_enabled",
+    "mpi_ops", "mpi_threads_supported", "nccl_built", "process_set_included_op", "rank", "rank_op", "recv",
+    "redistribute", "reducescatter", "remove_process_set", "report", "rocm_built", "role", "save", "seed", "send",
+    "shard", "shutdown", "size", "size_op", "start_timeline", "stop_timeline", "sync_batch_norm", "weighted", "world",
 ]  # fmt: skip
 
 __getattr__, __dir__ = names_of_plugins(__name__)

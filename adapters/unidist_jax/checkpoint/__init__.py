@@ -1,12 +1,12 @@
 """Checkpoints of trees of parameters and of optimizer states of optax.
 
 `layout` says what each leaf of an optimizer state is, and `places` which part of which tensor. `optimizer` and `model`
-are the states of a checkpoint, `states` brings them to the core, and `api` has `save` and `load`.
+are the states of a checkpoint, `states` brings them to the core, and `api` has `save`, `load` and `redistribute`.
 
 May import `compiled`, `operations`, `framework`, `optimizer` and the modules at the root of this package.
 """
 
-from unidist_jax.checkpoint.api import Loaded, load, save
+from unidist_jax.checkpoint.api import Loaded, load, redistribute, save
 from unidist_jax.checkpoint.model import ModelState
 from unidist_jax.checkpoint.optimizer import OptimizerState
 from unidist_jax.checkpoint.states import (
@@ -20,5 +20,5 @@ from unidist_jax.checkpoint.states import (
 
 __all__ = [
     "JaxStates", "KeptOptimizer", "KeptParameters", "Loaded", "ModelState", "OptimizerState", "Training",
-    "kept_training", "load", "save", "state_of_ranks",
+    "kept_training", "load", "redistribute", "save", "state_of_ranks",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checkpoints of JAX training: `save` and `load`. What is in a checkpoint: docs/checkpoints.md."""
+"""Checkpoints of JAX training: `save`, `load` and `redistribute`. What is in a checkpoint: docs/checkpoints.md."""
 
 from __future__ import annotations
 
@@ -9,15 +9,25 @@ from typing import Any
 
 from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, save_job
 from unidist.checkpoint.loading import Loaded as LoadedPlain
+from unidist.checkpoint.redistribution import ranks_of, redistribute_job
 from unidist.checkpoint.save_request import OnError, SaveHandle
 from unidist.errors import UsageError
 from unidist.runtime import context
 from unidist.waits import calling
-from unidist_jax.checkpoint.states import JaxStates, KeptOptimizer, KeptParameters, Training, kept_training
+from unidist_arrays.memory import array_of_buffer
+from unidist_jax.checkpoint.states import (
+    JaxStates,
+    KeptOptimizer,
+    KeptParameters,
+    TakenParameters,
+    Training,
+    kept_training,
+)
 from unidist_jax.compiled import flush, translated
+from unidist_jax.memory import jax_array
 from unidist_jax.optimizer import BoundOptimizer
 
-__all__ = ["Loaded", "SaveHandle", "load", "save"]
+__all__ = ["Loaded", "SaveHandle", "load", "redistribute", "save"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +92,7 @@ def save(
         UsageError: something cannot be saved, or the ranks ask for different things.
     """
     if optimizer is None and not isinstance(params, Training):
-        _check_ranks_are_equal()
+        _check_ranks_are_equal("save(path, params)", "save(path, params, opt_state, optimizer=optimizer)")
     objects, _, _ = _objects(params, opt_state, optimizer)
     flush()  # programs that were called are still counting updates
     with translated():  # arrays of a program that has failed
@@ -153,13 +163,50 @@ def load(
     )
 
 
-def _check_ranks_are_equal() -> None:
+@calling("ud.redistribute()")
+def redistribute(params: Any, to: Any, *, strict: bool = True) -> Any:
+    """Give the values of a tree to another one, or to some ranks, without a disk. Collective.
+
+        evaluated = ud.redistribute(train_step, to=evaluated)    # a tree like that of the whole parameters
+        arrays = ud.redistribute(train_step, to=[0])             # all arrays on rank 0, by path; None elsewhere
+
+    The numbers are those that `save` and `load` of a checkpoint give. What a rank has itself stays there, and each rank
+    gets what it lacks from a rank that has it, some 64 MiB at a time. Arrays of JAX do not change: use the tree that it
+    returns. An error of one rank is raised on all of them, before anything was exchanged if the trees do not fit.
+
+    Args:
+        params: the tree that has the values, or a `TrainStep`. None on a rank that has no part in it.
+        to: a tree of arrays like that to return, or a `TrainStep` that takes the values; None on a rank that takes
+            none. Or the ranks that get all arrays, the same on every rank: a list of ranks, or a process set.
+        strict: arrays that only one of the trees has are an error; else what both have is taken, with a warning.
+
+    Returns:
+        The tree with the values; of a `TrainStep` what this rank holds. On ranks that get all arrays, these by path.
+        Else None.
+
+    Raises:
+        CheckpointError: paths, shapes or types do not fit, on this or another rank; names the arrays.
+        UsageError: neither trees nor ranks, or the ranks ask for different things.
+    """
+    if params is not None and not isinstance(params, Training):
+        _check_ranks_are_equal("redistribute(params)", "train with a TrainStep, and give that")
+    flush()  # programs that were called may still be computing
+    taken = None if to is None or ranks_of(to) is not None else TakenParameters(to)
+    with translated():  # arrays of a program that has failed
+        given = None if params is None else TakenParameters(params)
+        found = redistribute_job(JaxStates(), given, to if taken is None else taken, strict=strict)
+    if found is not None:
+        return {name: jax_array(array_of_buffer(memory, info.shape)) for name, (info, memory) in found[0].items()}
+    return None if taken is None else taken.tree
+
+
+def _check_ranks_are_equal(call: str, instead: str) -> None:
     """Raise UsageError if a strategy of the command line lets ranks differ, and only the optimizer knows whether."""
     differing = [strategy.name for strategy in context.current().plan.strategies if not strategy.keeps_replicas]
     if differing:
         raise UsageError(
-            f"save(path, params): under {' and '.join(map(repr, differing))} the ranks' parameters may differ, "
-            "and only the optimizer knows: save(path, params, opt_state, optimizer=optimizer)"
+            f"{call}: under {' and '.join(map(repr, differing))} the ranks' parameters may differ, "
+            f"and only the optimizer knows: {instead}"
         )
 
 

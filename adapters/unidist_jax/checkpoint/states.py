@@ -153,6 +153,34 @@ def kept_training(training: Training) -> tuple[KeptParameters, KeptOptimizer]:
     )
 
 
+class TakenParameters(HasKeptState):
+    """A tree of parameters that takes the values of another one, some of its arrays at a time.
+
+    Args:
+        taker: the tree, or a training, which sets what it holds itself.
+
+    Attributes:
+        tree: with what was taken so far; of a training what this rank holds.
+    """
+
+    def __init__(self, taker: Any) -> None:
+        self._training = taker if isinstance(taker, Training) else None
+        self.tree = taker if self._training is None else taker.held
+
+    @override
+    def kept_state(self) -> KeepsState:
+        places = pieces = None
+        if self._training is not None:
+            places, binding = self._training.places, self._training.optimizer.binding
+            pieces = binding.pieces(self.tree) if self._training.holds_pieces else None
+        return ModelState(self.tree, self._put, places=places, pieces=pieces)
+
+    def _put(self, tree: Any) -> None:
+        self.tree = tree
+        if self._training is not None:
+            self._training.held = jax.tree.map(jnp.array, tree)  # a copy, since steps donate it
+
+
 def state_of_ranks(params: Any, opt_state: Any, optimizer: BoundOptimizer) -> Any:
     """Return an optimizer state, or the types of what this rank will have if it is that of other ranks.
 

@@ -1,4 +1,4 @@
-"""Checkpoints of Keras models and optimizers on JAX: `save` and `load` of `unidist.keras`."""
+"""Checkpoints of Keras models and optimizers on JAX: `save`, `load` and `redistribute` of `unidist.keras`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo
 from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, save_job
 from unidist.checkpoint.loading import Loaded
+from unidist.checkpoint.redistribution import ranks_of, redistribute_job
 from unidist.checkpoint.save_request import OnError, SaveHandle
 from unidist.errors import UsageError
 from unidist.waits import calling
+from unidist_arrays.memory import Array
 from unidist_jax.checkpoint.places import ParameterPlace
 from unidist_jax.compiled import translated
 from unidist_jax.framework import JaxFramework
@@ -171,6 +173,35 @@ def load(
     objects = CheckpointObjects(model, optimizer)
     attach_state(objects.models().values())
     return load_job(KerasStates(), path, objects, strict=strict, mapping=mapping, rng=rng)
+
+
+@calling("ud.redistribute()")
+def redistribute(model: Any, to: Any, *, strict: bool = True) -> dict[str, Array] | None:
+    """Give the weights of a model to another one, or to some ranks, without a disk. Collective.
+
+        ud.redistribute(model, to=evaluated)            # another model, divided in another way or not at all
+        weights = ud.redistribute(model, to=[0])        # all weights on rank 0, by path; None elsewhere
+
+    The numbers are those that `save` and `load` of a checkpoint give. What a rank has itself stays there, and each rank
+    gets what it lacks from a rank that has it, some 64 MiB at a time. The model that gives is not changed. Nothing is
+    changed on any rank unless the models fit on all of them.
+
+    Args:
+        model: built, and trained with any strategy. None on a rank that has no part in it.
+        to: the built model that takes the weights, distributed or not; None on a rank that takes none. Or the ranks
+            that get all weights, the same on every rank: a list of ranks, or a process set.
+        strict: weights that only one of the models has are an error; else what both have is taken, with a warning.
+
+    Returns:
+        On ranks that get all weights, numpy arrays by path. Else None.
+
+    Raises:
+        CheckpointError: paths, shapes or types do not fit, on this or another rank; names the weights.
+        UsageError: neither a model nor ranks, or the ranks ask for different things.
+    """
+    attach_state(each for each in (model, to) if each is not None and ranks_of(each) is None)
+    with translated():  # values of a program that has failed
+        return checkpoint.whole_weights(redistribute_job(KerasStates(), model, to, strict=strict))
 
 
 def attach_state(models: Iterable[Any]) -> None:

@@ -8,7 +8,7 @@ from unidist_jax.keras.callbacks import (
     LearningRateWarmupCallback,
     MetricAverageCallback,
 )
-from unidist_jax.keras.checkpoint import load, save
+from unidist_jax.keras.checkpoint import load, redistribute, save
 from unidist_jax.keras.data import shard
 from unidist_jax.keras.elastic import (
     CommitStateCallback,
@@ -58,6 +58,6 @@ __all__ = [
     "LearningRateWarmupCallback", "Max", "MetricAverageCallback", "Min", "PartialDistributedOptimizer", "Policy",
     "Product", "Sum", "SyncBatchNormalization", "TrainStep", "UpdateBatchStateCallback", "UpdateEpochStateCallback",
     "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_object", "cuda_built",
-    "device", "distribute", "gather_samples", "join", "load", "load_model", "metrics", "nccl_built", "reducescatter",
-    "rocm_built", "run", "save", "seed", "shard", "shutdown", "weighted",
+    "device", "distribute", "gather_samples", "join", "load", "load_model", "metrics", "nccl_built", "redistribute",
+    "reducescatter", "rocm_built", "run", "save", "seed", "shard", "shutdown", "weighted",
 ]  # fmt: skip

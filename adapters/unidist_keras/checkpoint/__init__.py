@@ -8,10 +8,10 @@ that ranks compare.
 from unidist_keras.checkpoint.names import stable_paths
 from unidist_keras.checkpoint.optimizer import OptimizerState, plain_class, slot_of
 from unidist_keras.checkpoint.states import KerasRandom, KerasStates, ModelState
-from unidist_keras.checkpoint.tensors import dtype_of, piece_of, read_into
+from unidist_keras.checkpoint.tensors import dtype_of, piece_of, read_into, whole_weights
 from unidist_keras.checkpoint.trained import trained_pieces
 
 __all__ = [
     "KerasRandom", "KerasStates", "ModelState", "OptimizerState", "dtype_of", "piece_of", "plain_class", "read_into",
-    "slot_of", "stable_paths", "trained_pieces",
+    "slot_of", "stable_paths", "trained_pieces", "whole_weights",
 ]  # fmt: skip

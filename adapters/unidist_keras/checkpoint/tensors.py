@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -12,7 +13,7 @@ from unidist.checkpoint.format.interface import SavedSection
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.errors import UsageError
-from unidist_arrays.memory import NUMPY_DTYPES, buffer_of_array, empty_array
+from unidist_arrays.memory import NUMPY_DTYPES, Array, array_of_buffer, buffer_of_array, empty_array
 
 
 def dtype_of(tensor: Any) -> DType:
@@ -40,3 +41,10 @@ def read_into(section: SavedSection, name: str, part: Part, variable: Any, *, fa
     if factor != 1.0:
         array *= array.dtype.type(factor)
     variable.assign(array)
+
+
+def whole_weights(found: tuple[Mapping[str, tuple[TensorInfo, Buffer]], Any] | None) -> dict[str, Array] | None:
+    """Return the weights that `redistribute_job` has brought to this rank as arrays by path, None if it has none."""
+    if found is None:
+        return None
+    return {name: array_of_buffer(memory, info.shape) for name, (info, memory) in found[0].items()}

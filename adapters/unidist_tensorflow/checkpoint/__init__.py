@@ -4,7 +4,7 @@ What does not depend on TensorFlow is in `unidist_keras.checkpoint`. May import 
 of this package.
 """
 
-from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.checkpoint.api import load, redistribute, save
 from unidist_tensorflow.checkpoint.states import KerasStates
 
-__all__ = ["KerasStates", "load", "save"]
+__all__ = ["KerasStates", "load", "redistribute", "save"]

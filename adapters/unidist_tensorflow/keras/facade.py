@@ -3,7 +3,7 @@
 from unidist.horovod_api.lifecycle import shutdown
 from unidist_keras.metrics import metrics
 from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
-from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.checkpoint.api import load, redistribute, save
 from unidist_tensorflow.elastic.state import TensorFlowKerasState, run
 from unidist_tensorflow.gradients.samples import gather_samples
 from unidist_tensorflow.gradients.weighted_loss import weighted
@@ -46,6 +46,6 @@ __all__ = [
     "Product", "Sum", "SyncBatchNormalization", "TensorFlowKerasState", "TrainStep", "UpdateBatchStateCallback",
     "UpdateEpochStateCallback", "allgather", "allgather_object", "allreduce", "alltoall", "barrier", "broadcast",
     "broadcast_global_variables", "broadcast_object", "cuda_built", "device", "distribute", "gather_samples", "join",
-    "load", "load_model", "metrics", "nccl_built", "reducescatter", "rocm_built", "run", "save", "seed", "shard",
-    "shutdown", "weighted",
+    "load", "load_model", "metrics", "nccl_built", "redistribute", "reducescatter", "rocm_built", "run", "save", "seed",
+    "shard", "shutdown", "weighted",
 ]  # fmt: skip

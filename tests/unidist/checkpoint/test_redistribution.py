@@ -10,6 +10,7 @@ import pytest
 from checkpoint_states import SHAPES, WAYS, convert, cut, numbers, piece
 
 from unidist.buffer import Buffer, DType
+from unidist.checkpoint import redistribution
 from unidist.checkpoint.format.interface import KeepsState, MemoryState
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
@@ -37,7 +38,6 @@ def run(
                 lambda: source(rank),
                 lambda: taker,
                 convert=convert,
-                round_bytes=options.get("round_bytes", 1 << 20),
             )
         except Exception as exc:
             return exc
@@ -65,13 +65,11 @@ def check(state: MemoryState, dtype: str = "float32") -> None:
 @pytest.mark.parametrize("round_bytes", [1, 200, 1 << 20])
 @pytest.mark.parametrize("other_way", WAYS)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_division_becomes_every_other(way: str, other_way: str, round_bytes: int) -> None:
-    outcomes = run(
-        4,
-        lambda rank: MemoryState(WAYS[way](rank, 4)),
-        lambda rank: empty(WAYS[other_way](rank, 4)),
-        round_bytes=round_bytes,
-    )
+def test_every_division_becomes_every_other(
+    way: str, other_way: str, round_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redistribution, "ROUND_BYTES", round_bytes)
+    outcomes = run(4, lambda rank: MemoryState(WAYS[way](rank, 4)), lambda rank: empty(WAYS[other_way](rank, 4)))
     for state in outcomes:
         check(state)
 

@@ -32,7 +32,7 @@ from unidist.horovod_api.lifecycle import (
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.tensorflow.keras import callbacks, elastic
 from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
-from unidist_tensorflow.checkpoint.api import load, save
+from unidist_tensorflow.checkpoint.api import load, redistribute, save
 from unidist_tensorflow.gradients.weighted_loss import weighted
 from unidist_tensorflow.keras.functions import (
     allgather,
@@ -56,6 +56,6 @@ __all__ = [
     "broadcast_global_variables", "callbacks", "ccl_built", "cross_rank", "cross_size", "cuda_built", "data_rank",
     "data_size", "ddl_built", "device", "distribute", "elastic", "global_process_set", "gloo_built", "gloo_enabled",
     "init", "is_initialized", "load", "load_model", "local_rank", "local_size", "mpi_built", "mpi_enabled",
-    "mpi_threads_supported", "nccl_built", "rank", "reducescatter", "remove_process_set", "report", "rocm_built",
-    "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline", "weighted",
+    "mpi_threads_supported", "nccl_built", "rank", "redistribute", "reducescatter", "remove_process_set", "report",
+    "rocm_built", "role", "save", "seed", "shard", "shutdown", "size", "start_timeline", "stop_timeline", "weighted",
 ]  # fmt: skip

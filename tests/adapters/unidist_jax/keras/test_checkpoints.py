@@ -325,3 +325,37 @@ def test_keras_goes_on_on_another_backend(tmp_path: Path) -> None:
     found, wanted = np.load(tmp_path / "end.npz"), np.load(tmp_path / "wanted.npz")
     for name in wanted.files:
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5, atol=1e-6)
+
+
+def redistributes(strategy: str, path: str) -> None:
+    """Train and redistribute; fail where the weights are others than those of a save and a load."""
+    with set_variables({"UNIDIST_STRATEGY": strategy}), runtime():
+        model, optimizer = ud.distribute(network(), optimizers.Adam(0.02))
+        model.compile(optimizer, loss())
+        for batch in batches(range(2)):
+            model.train_on_batch(*batch)
+        ud.save(path, model)
+        loaded, taker, last = network(), network(), ud.size() - 1
+        ud.load(path, loaded)
+        assert ud.redistribute(model, to=taker) is None
+        weights = ud.redistribute(model, to=[last])
+        assert weights is None if ud.rank() != last else len(weights) == len(model.weights)
+        for one, other, trained in zip(values(taker), values(loaded), values(model), strict=True):
+            np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(one, trained)
+        given = network()
+        given.set_weights([weight + 1 for weight in given.get_weights()])
+        ud.redistribute(given if ud.rank() == last else None, to=model)
+        ud.redistribute(model, to=loaded)
+        if ud.rank() == last:
+            for one, other in zip(values(loaded), values(given), strict=True):
+                np.testing.assert_array_equal(one, other)
+        for batch in batches(range(2, 4)):
+            model.train_on_batch(*batch)
+
+
+@pytest.mark.parametrize("strategy", ["data", "zero=1"])
+def test_weights_for_other_ranks_are_those_of_a_save_and_a_load(
+    jax_pools: PartPools, tmp_path: Path, strategy: str
+) -> None:
+    jax_pools.get(2, engine="shm").run(redistributes, (strategy, str(tmp_path / "trained")))
