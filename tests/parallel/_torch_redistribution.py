@@ -210,10 +210,10 @@ def extra_state() -> tuple[Any, str, float]:
     """Redistribute extra state of modules, buffers, and numbers of another type."""
 
     class Counts(torch.nn.Module):
-        def __init__(self, number: int) -> None:
+        def __init__(self, number: int, *, has_tensors: bool = True) -> None:
             super().__init__()
             self.number = number
-            self.norm = torch.nn.BatchNorm1d(2)
+            self.norm = torch.nn.BatchNorm1d(2) if has_tensors else torch.nn.Identity()
 
         def get_extra_state(self) -> Any:
             return {"number": self.number}
@@ -230,6 +230,9 @@ def extra_state() -> tuple[Any, str, float]:
         assert state["_extra_state"] == {"number": 5}
         state["norm.weight"].fill_(9.0)  # in memory of its own
         assert float(model.norm.weight.max()) == 1.0
+        empty = Counts(1, has_tensors=False)
+        ud.redistribute(Counts(6, has_tensors=False), to=empty)
+        assert empty.number == 6
         mean = narrow.norm.running_mean
         assert mean is not None
         return narrow.number, str(mean.dtype), float(mean.max())

@@ -6,6 +6,7 @@ limited size. `redistribute_job` is `redistribute` of the facades.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,19 +119,23 @@ def redistribute(
         return FetchedSection(_SECTION, there, values, convert, what=what, advice=_ADVICE, report=report)
 
     assert request is not None
-    whole = _whole(tensors.values()) if communicator.rank in (request.ranks or ()) else None
-    takes = target if request.ranks is None else lambda: whole
+    ranks = request.ranks
+    takes = target if ranks is None else functools.cache(lambda: _whole(tensors, communicator.rank in ranks))
     wants = _wanted(communicator, takes, section(tensors), request)
     for names, chosen in _rounds(transfers(holders, wants), communicator.size, tensors):
         memory: dict[Identity, Buffer] = {}
+        fetched: dict[Wanted, Buffer] = {}
         try:
-            for each in chosen if error is None else ():
-                if each.giver == communicator.rank and each.piece not in memory:
-                    memory[each.piece] = pieces[each.piece].memory
+            if error is None:
+                given = dict.fromkeys(each.piece for each in chosen if each.giver == communicator.rank)
+                memory = {identity: pieces[identity].memory for identity in given}
+                fetched = _targets(
+                    chosen, [each for each in wants[communicator.rank] if each[1] in names], memory, tensors
+                )
         except Exception as exc:
             error = exc
         agree(communicator, None, error, _WHAT)  # also of the round before: nobody waits for a rank that gave up
-        fetched = _fetch(communicator, chosen, wants[communicator.rank], memory, tensors, names)
+        move(communicator, [each for each in chosen if not _is_there(each)], memory.__getitem__, fetched)
         try:
             taker = takes()
             if taker is not None:
@@ -140,9 +145,10 @@ def redistribute(
         except Exception as exc:
             error = exc
     agree(communicator, None, error, _WHAT)
-    if whole is None:
+    taken = None if ranks is None else takes()
+    if taken is None:
         return None
-    return {piece.tensor.name: (piece.tensor, piece.memory) for piece in whole.pieces()}, values
+    return {piece.tensor.name: (piece.tensor, piece.memory) for piece in taken.pieces()}, values
 
 
 def redistribute_job(
@@ -213,9 +219,11 @@ def _check_requests(requests: Sequence[RedistributionRequest], gives: Sequence[b
         raise UsageError("redistribute(): the model is None on every rank, so there is nothing to redistribute")
 
 
-def _whole(tensors: Collection[TensorInfo]) -> MemoryState:
+def _whole(tensors: Mapping[str, TensorInfo], is_taker: bool) -> MemoryState | None:
+    if not is_taker:
+        return None
     return MemoryState(
-        [Piece.whole(info.name, info.shape, Buffer.allocate(info.count, info.dtype)) for info in tensors]
+        [Piece.whole(info.name, info.shape, Buffer.allocate(info.count, info.dtype)) for info in tensors.values()]
     )
 
 
@@ -276,26 +284,22 @@ def _rounds(
             names, nbytes = [], [0] * len(nbytes)
         names.append(name)
         nbytes = [before + now for before, now in zip(nbytes, own, strict=True)]
-    if names:
-        yield names, [each for one in names for each in by_name[one]]
+    yield names, [each for one in names for each in by_name[one]]  # without tensors, too: there may be plain values
 
 
-def _fetch(
-    communicator: Communicator,
+def _is_there(transfer: Transfer) -> bool:
+    """Return whether a rank has all of what it wants itself, in one piece: that is read without a copy."""
+    return transfer.giver == transfer.taker and transfer.is_all
+
+
+def _targets(
     chosen: Sequence[Transfer],
     wanted: Sequence[Wanted],
     memory: Mapping[Identity, Buffer],
     tensors: Mapping[str, TensorInfo],
-    names: Collection[str],
 ) -> dict[Wanted, Buffer]:
-    """Return what this rank wants of a round; what it has itself is there without a copy. Collective."""
-    rank = communicator.rank
-    own = {each.wanted: memory[each.piece] for each in chosen if each.giver == each.taker == rank and each.is_all}
-    fetched = {
-        each: own[each] if each in own else Buffer.allocate(each[2].count, tensors[each[1]].dtype)
-        for each in wanted
-        if each[1] in names
+    """Return memory for what this rank wants in a round: that of its piece, or new memory."""
+    own = {each.wanted: memory[each.piece] for each in chosen if _is_there(each) and each.piece in memory}
+    return {
+        each: own[each] if each in own else Buffer.allocate(each[2].count, tensors[each[1]].dtype) for each in wanted
     }
-    moved = [each for each in chosen if not (each.giver == each.taker and each.is_all)]
-    move(communicator, moved, memory.__getitem__, fetched)
-    return fetched
