@@ -173,6 +173,9 @@ def without(owner: Any, method: str, where: str, left_out: list[str]) -> Abstrac
     return mock.patch.object(owner, method, changed)
 
 
+_TRIALS = 6
+
+
 def reuse_memory(rank: int, number: int) -> None:
     """Let the device write to freed memory while messages still wait for the other rank."""
     torch.zeros(WIDTH, dtype=torch.float64, device="cuda")
@@ -190,17 +193,20 @@ def reuse_memory(rank: int, number: int) -> None:
 )
 def test_a_pipeline_without_one_of_its_waits_is_wrong(make: Any, owner: Any, method: str, where: str) -> None:
     options = {} if make is None else {"make": make}
-    errors = []
-    for order in ORDERS:
+
+    def error_without(order: Any) -> float:
         left_out: list[str] = []
         with devices(order), without(owner, method, where, left_out):
             try:
                 found = train("pipeline=2", after_step=reuse_memory, **options)
-                errors.append(error(found, train_alone(*options.values())))
+                return error(found, train_alone(*options.values()))
             except (AssertionError, UsageError):  # ranks with different losses, or different inputs
-                errors.append(float("inf"))
-        assert left_out, "the product waits there no longer: change the list"
-    assert max(errors) > 1e-6
+                return float("inf")
+            finally:
+                assert left_out, "the product waits there no longer: change the list"
+
+    # On a busy machine a receiver may have come before its sender uses memory again: then it is tried once more.
+    assert any(error_without(order) > 1e-6 for _ in range(_TRIALS) for order in ORDERS)
 
 
 def test_two_ranks_that_send_to_each_other_on_one_communicator_are_a_deadlock(stuck_soon: None) -> None:
