@@ -9,5 +9,5 @@ that it binds. Adapters and plugins may import the modules listed here.
 
 __all__ = [
     "arguments", "backup", "callbacks", "checkpoint", "elastic_fit", "elementwise", "fit_agreement", "losses",
-    "metrics", "mixin", "running_statistics", "seeds", "slots", "train_step", "unsharded_data",
+    "metrics", "mixin", "running_statistics", "seeds", "slots", "train_step", "unsharded_data", "variables",
 ]  # fmt: skip

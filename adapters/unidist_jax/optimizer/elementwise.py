@@ -2,8 +2,8 @@
 
 An element-wise optimizer (SGD, Adam) may step on any part of a leaf; one that looks at a leaf's form (Muon, Adafactor,
 Lamb) only on all of it; and one that looks at all leaves together (a global norm in an `optax.chain`) on no part of the
-parameters. The leaves of the trial have the paths, types and numbers of dimensions of the script's, so that masks and
-labels choose as they do for those.
+parameters. The leaves of the trial have the paths, types and forms of the script's, see `unidist.optim.trial`, so that
+masks and labels choose as they do for those.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from unidist.errors import UsageError
+from unidist.optim.trial import LATE_STEP, step_counters, trial_shape
 from unidist_arrays.memory import Array
 from unidist_jax.optimizer.leaf_piece import LeafPiece
 
@@ -29,8 +30,9 @@ those of one step in the state that a step of similar size uses."""
 _MOST_STEPS = 40
 """Tried until three updates are no zeros, as they are while optax.MultiSteps accumulates or a rate begins with 0."""
 
-_LARGE, _SMALL = 160, 3
-"""Dimensions are cut to these, the two largest of a leaf and the others: Adafactor factors the two from 128 on."""
+_LATE = (30, 1_000, LATE_STEP)
+"""Numbers of steps at which it is tried again, as if it had made so many: a rule of later steps may begin, and the
+learning rate, which is often a schedule of the optimizer's own, may have ended."""
 
 _MOST_BIPARTITIONS = 3
 
@@ -98,7 +100,7 @@ class _Trial:
         for leaf in leaves:
             dtype = np.dtype(leaf.dtype)
             dtype = np.dtype(np.float32) if dtype.itemsize == 2 else dtype  # so that little differences show
-            values = generator.standard_normal((1 + len(_SCALES), *_small(tuple(leaf.shape))), np.float32)
+            values = generator.standard_normal((1 + len(_SCALES), *trial_shape(leaf.shape)), np.float32)
             self._params.append(values[0].astype(dtype))
             ramp = generator.uniform(0.1, 1.0) * np.linspace(0.1, 1.0, values[0].size).reshape(values[0].shape)
             unevenness: tuple[Any, ...] = (
@@ -138,14 +140,25 @@ class _Trial:
         state = _compiled(self._optimizer.init, params)(params)
         step_once = _compiled(self._step, tree(self._gradients[0]), state, params)
         found: list[list[Array]] = []
-        num_counted = 0
-        for step in range(_MOST_STEPS):
-            gradients = tree(self._gradients[step % len(_SCALES)])
-            updates, state, params = step_once(gradients, state, params)
-            found.append([np.asarray(update) for update in jax.tree.leaves(updates)])
-            num_counted += any(bool(np.any(update)) for update in found[-1])
-            if num_counted == len(_SCALES):
+        counting: set[int] = set()
+        most = _MOST_STEPS
+        for late in (None, *_LATE):
+            if late is not None:
+                state = _counted(state, counting, late - 2)
+            num_counted = 0
+            records: list[dict[int, float]] = []
+            for step in range(most):
+                gradients = tree(self._gradients[step % len(_SCALES)])
+                updates, state, params = step_once(gradients, state, params)
+                found.append([np.asarray(update) for update in jax.tree.leaves(updates)])
+                records.append(_whole_numbers(state))
+                num_counted += any(bool(np.any(update)) for update in found[-1])
+                if num_counted == len(_SCALES):
+                    break
+            counting |= step_counters(records)
+            if not counting:
                 break
+            most = min(most, len(records))
         numbers = [leaf for leaf in jax.tree.leaves(state) if jnp.issubdtype(jnp.result_type(leaf), jnp.number)]
         return _Outcome(found, [np.asarray(leaf) for leaf in numbers])
 
@@ -192,13 +205,26 @@ def _compiled(function: Callable[..., Any], *arguments: Any) -> Callable[..., An
     return program
 
 
-def _small(shape: tuple[int, ...]) -> tuple[int, ...]:
-    largest = sorted(range(len(shape)), key=lambda axis: -shape[axis])[:2]
-    return tuple(min(dim, _LARGE if axis in largest else _SMALL) for axis, dim in enumerate(shape))
+def _whole_numbers(state: Any) -> dict[int, float]:
+    """Return the whole numbers of a state, by their place among its leaves."""
+    leaves = enumerate(jax.tree.leaves(state))
+    return {
+        place: float(leaf)
+        for place, leaf in leaves
+        if not jnp.shape(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
+    }
+
+
+def _counted(state: Any, counting: set[int], steps: int) -> Any:
+    """Return the state with so many steps in its numbers that count them."""
+    leaves, structure = jax.tree.flatten(state)
+    leaves = [jnp.full_like(leaf, steps) if place in counting else leaf for place, leaf in enumerate(leaves)]
+    return jax.tree.unflatten(structure, leaves)
 
 
 def _alike(found: Array, expected: Array) -> bool:
     if found.shape != expected.shape:
         return False
-    largest = float(np.max(np.abs(expected), initial=0.0))
-    return bool(np.allclose(found, expected, rtol=0.0, atol=1e-5 * largest))
+    numbers = np.isfinite(expected)  # a schedule may have none for late steps
+    largest = float(np.max(np.abs(expected), initial=0.0, where=numbers))
+    return bool(np.allclose(found[numbers], expected[numbers], rtol=0.0, atol=1e-5 * largest))

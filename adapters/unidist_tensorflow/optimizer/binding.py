@@ -311,6 +311,7 @@ class Binding(WeightsLoss, SharesStatistics):
             )
         self._variables = [v for v in self._trained if self._key(v) not in self._local]
         self._places = {self._key(variable): place for place, variable in enumerate(self._variables)}
+        self.inner.prepare(self._variables)
         self._update.options = with_groups(self._update.options, self.groups, self._key, self._places)
         infos = [ParameterInfo(str(getattr(v, "path", v.name)), tuple(v.shape), dtype_of(v)) for v in self._variables]
         sharded = self.inner.sharded

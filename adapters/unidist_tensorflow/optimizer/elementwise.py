@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,19 +14,20 @@ from unidist_keras import elementwise
 _CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
-def needs_whole_variables(optimizer: Any, plain: type[Any] | None = None) -> bool:
+def needs_whole_variables(optimizer: Any, plain: type[Any] | None, forms: Iterable[tuple[str, Sequence[int]]]) -> bool:
     """Return whether an optimizer needs each variable as a whole; see `elementwise.needs_whole_variables`.
 
     Args:
         optimizer: of Keras 3; it is not changed.
-        plain: its class before it was bound; default: its class.
+        plain: its class before it was bound; None: its class.
+        forms: paths and shapes of the whole variables that it is for.
 
     Raises:
         UsageError: it looks at several variables at once, so no part of them can be updated by itself; or it cannot be
             tried.
     """
     with tf.init_scope():
-        return elementwise.needs_whole_variables(optimizer, plain)
+        return elementwise.needs_whole_variables(optimizer, plain, forms)
 
 
 def counts_occurrences(optimizer: Any, plain: type[Any] | None = None) -> bool:

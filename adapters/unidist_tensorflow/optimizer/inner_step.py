@@ -67,6 +67,13 @@ class InnerStep(ABC):
     def is_built(self) -> bool:
         """Whether `build` has nothing left to do."""
 
+    def prepare(self, variables: Sequence[Any]) -> None:  # noqa: B027 - most have nothing to choose
+        """Choose options of the exchange. Called before it is made, on every rank; perhaps within a trace.
+
+        Args:
+            variables: of the model, whose gradients are exchanged.
+        """
+
     def held(self, variable: Any) -> ParameterInfo:
         """Return the part of a variable that this rank holds, and has gradients of. Default: all of it."""
         name = str(getattr(variable, "path", variable.name))

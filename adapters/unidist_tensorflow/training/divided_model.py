@@ -45,12 +45,13 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
                 "use --strategy clip_norm=..., which takes the norm over all ranks"
             )
     places = placements_of(model)
-    cut = [
-        path
-        for path, variable in stable_paths(model.weights).items()
-        if places.placement(path, tuple(variable.shape), dtype_of(variable)).shape != tuple(variable.shape)
-    ]
-    if needs_whole_variables(inner) and cut:  # asked in any case: it refuses optimizers that look at all variables
+    cut, forms = [], []
+    for path, variable in stable_paths(model.trainable_variables).items():
+        whole = places.placement(path, tuple(variable.shape), dtype_of(variable)).shape
+        forms.append((str(variable.path), whole))
+        if whole != tuple(variable.shape):
+            cut.append(path)
+    if needs_whole_variables(inner, None, forms) and cut:  # asked in any case: it refuses what looks at all variables
         raise UsageError(
             f"{type(inner).__name__} looks at a variable's whole tensor, and {cut[0]!r} (with {len(cut) - 1} more) is "
             "cut over ranks. Use an element-wise optimizer (SGD, Adam, AdamW, RMSprop, ...), or pipeline and zero, "

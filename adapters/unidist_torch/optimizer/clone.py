@@ -34,6 +34,18 @@ def clone_for(
     return clone
 
 
+def optimizers_within(optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of the classes of optimizers that are attributes of another one, alone or in containers.
+
+    They have parameters of their own, so a clone of the outer one would step on those.
+    """
+    found: list[str] = []
+    for value in vars(optimizer).values():
+        entries = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        found += [type(entry).__name__ for entry in entries if isinstance(entry, torch.optim.Optimizer)]
+    return found
+
+
 def options_of(group: dict[str, Any]) -> dict[str, Any]:
     """Return all of a parameter group but its parameters."""
     return {name: value for name, value in group.items() if name not in ("params", "param_names")}

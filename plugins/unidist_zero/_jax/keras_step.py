@@ -8,12 +8,10 @@ optimizer's own class update the pieces of the variables, and gathers these.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
-import keras
 from typing_extensions import override
 
 from unidist.buffer import HOST
@@ -26,6 +24,7 @@ from unidist_jax.keras import InnerStep
 from unidist_jax.memory import array_of, jax_array
 from unidist_jax.optimizer import Cell, GradientLeaves, LeafPiece, copy_array
 from unidist_keras.elementwise import needs_whole_variables
+from unidist_keras.variables import variable_at
 from unidist_zero._jax.operations import GatherUpdates, PieceExchange, PieceOperation, ReducePieces
 from unidist_zero.sharding.reduce_scatter import ReduceScatterExchange
 
@@ -69,7 +68,8 @@ class KerasShardedStep(InnerStep):
     @override
     def prepare(self, variables: Sequence[Any]) -> None:
         kind = self._plain if self._inner is self._optimizer else type(self._inner)
-        whole = self._whole == "true" or (self._whole == "auto" and needs_whole_variables(self._inner, kind))
+        forms = [(variable.path, tuple(variable.shape)) for variable in variables]
+        whole = self._whole == "true" or (self._whole == "auto" and needs_whole_variables(self._inner, kind, forms))
         self._update.options = replace(self._update.options, whole_tensors=whole)
 
     @override
@@ -199,15 +199,4 @@ class _Reduced(PieceOperation):
 
 def _shard(piece: LeafPiece, variable: Any) -> Any:
     """Return a variable for a piece, with the path of the model's: optimizers and exclusions go by it."""
-    parent, _, name = variable.path.rpartition("/")
-    with _at(parent):
-        return keras.Variable(piece.of(variable.value), dtype=variable.dtype, name=name)
-
-
-def _at(parent: str) -> AbstractContextManager[Any]:
-    """Return a context in which variables have a path below `parent`, whatever scope is open."""
-    if not parent:
-        return nullcontext()
-    above, _, name = parent.rpartition("/")
-    scope: AbstractContextManager[Any] = keras.name_scope(name, override_parent=above)
-    return scope
+    return variable_at(variable.path, piece.of(variable.value), variable.dtype)

@@ -8,18 +8,17 @@ model counts; if a variable of 16 bits is updated in 32, only elements that have
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from unidist.buffer import DType
 from unidist_arrays.fused_exchange import FusedExchange
 from unidist_arrays.slices import Slices
+from unidist_keras.variables import variable_at
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, dtype_of
 from unidist_zero.sharding.partition import Partition, Piece, Segment, join_segments
 
@@ -163,20 +162,9 @@ def _shard(
     of_model = variables[first.parameter]
     shape = tuple(of_model.shape) if partition.whole else (segment.count,)
     path = str(getattr(of_model, "path", of_model.name)).split(":")[0]
-    parent, _, name = path.rpartition("/")
     if not partition.whole:  # no optimizer goes by the name of a shard with parts of several variables
-        parent, name = "", f"shard_{segment.bucket}_{segment.offset}{f'_of_{exchange}' if exchange else ''}"
-    with _at(parent):
-        variable = keras.Variable(np.zeros(shape, NUMPY_DTYPES[master]), dtype=str(master), name=name)
+        path = f"shard_{segment.bucket}_{segment.offset}{f'_of_{exchange}' if exchange else ''}"
+    variable = variable_at(path, np.zeros(shape, NUMPY_DTYPES[master]), str(master))
     shard = VariableShard(segment, variable, partition.buckets[segment.bucket].dtype, exchange)
     variable.assign(tf.cast(shard.of_model(variables), variable.dtype))
     return shard
-
-
-def _at(parent: str) -> AbstractContextManager[Any]:
-    """Return a context in which variables have a path below `parent`, whatever scope is open."""
-    if not parent:
-        return nullcontext()
-    above, _, name = parent.rpartition("/")
-    scope: AbstractContextManager[Any] = keras.name_scope(name, override_parent=above)
-    return scope

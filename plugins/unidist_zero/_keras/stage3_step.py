@@ -47,8 +47,13 @@ class FragmentStep(ShardedStep):
             raise UsageError(
                 "zero=3 needs an optimizer that is not built yet: give a new one, and load its state by unidist's load"
             )
+        super().prepare(model.trainable_variables)
         fragment_model(model, self._update, self.check_rows)
         self.model: FragmentedModel = model.__dict__[STATE_ATTRIBUTE]
+
+    @override
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """Nothing: the variables are fragments now, see `attach`."""
 
     @override
     def held(self, variable: Any) -> ParameterInfo:

@@ -56,11 +56,8 @@ class KerasZero(ZeroBinding):
             files = SpillFolder(strategy.offload, option="zero:offload", contents="optimizer state")
 
         def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
-            inner = getattr(optimizer, "inner_optimizer", optimizer)
-            kind = plain if inner is optimizer else type(inner)
-            whole = strategy.whole == "true" or (strategy.whole == "auto" and needs_whole_variables(inner, kind))
-            update.options = replace(update.options, whole_tensors=whole)
             step = _kind_of_step(strategy, update)(optimizer, plain, update)
+            step.whole = strategy.whole
             step.files = files
             if strategy.sparse is None:
                 step.check_rows = RowCheck(optimizer, plain, "zero:sparse=dense")
@@ -103,6 +100,8 @@ class ShardedStep(InnerStep):
     check_rows: RowCheck | None = None
     """Knows whether the optimizer wants each row of a sparse gradient by itself; None: they are added up in any case.
     """
+    whole = "auto"
+    """Whether the optimizer needs whole variables; "auto": it is tried on small ones."""
     files: SpillFolder | None = None
     """Where state is kept between two updates; None: in memory."""
     in_files: StateInFiles | None = None
@@ -146,6 +145,14 @@ class ShardedStep(InnerStep):
         return [*model.weights, *([] if self._is_built else self._optimizer.variables)]
 
     # Building
+
+    @override
+    def prepare(self, variables: Sequence[Any]) -> None:
+        """See `InnerStep.prepare`: says whether variables may be cut."""
+        kind = self._plain if self._inner is self._optimizer else type(self._inner)
+        forms = [(str(getattr(each, "path", each.name)), tuple(each.shape)) for each in variables]
+        whole = self.whole == "true" or (self.whole == "auto" and needs_whole_variables(self._inner, kind, forms))
+        self._update.options = replace(self._update.options, whole_tensors=whole)
 
     @override
     def build(self, entries: Sequence[Entry], exchange: Callable[[], FusedExchange]) -> None:

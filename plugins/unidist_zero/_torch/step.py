@@ -140,6 +140,8 @@ class ShardedStep(InnerStep):
         """See `InnerStep.parameters_changed`: new parameters move to flat memory."""
         self._parameters = list(parameters)
         self._present += [False] * (len(parameters) - len(self._present))
+        if first and self._strategy.whole == "auto" and not self._update.options.whole_tensors:
+            self._check_new()
         begin = 0
         for number, exchange in enumerate(self._update.exchanges):
             end = begin + len(exchange.parameters)
@@ -251,6 +253,15 @@ class ShardedStep(InnerStep):
         """Called when the segments have got their state from a checkpoint or a commit."""
         self._is_lost = False
         self._inner.set_segments(self._segments())
+
+    def _check_new(self) -> None:
+        """Raise UsageError if the optimizer needs whole tensors now, with groups or forms that came later."""
+        if needs_whole_tensors(self._optimizer, self._plain):
+            raise UsageError(
+                f"parameters that were added, or are trained from now on, make {self._plain.__name__} look at whole "
+                f"tensors, and {self._strategy.name} has cut the others anywhere. Give all groups to the optimizer "
+                "before it is distributed, or use zero:whole=true"
+            )
 
     def _prepare(self) -> None:
         """Before the first update or checkpoint: take over this rank's shard of the optimizer's state."""

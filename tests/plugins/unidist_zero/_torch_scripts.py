@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from offload_torch import host_as_accelerator
+from whole_torch import FOOLING
 
 import unidist.torch as ud
 from unidist.errors import ConfigurationError, UsageError
@@ -466,6 +467,44 @@ def most_units_at_once(ahead: int) -> float:
 @script
 def few_units_are_there_at_once() -> None:
     assert {ahead: most_units_at_once(ahead) for ahead in (0, 1, 3)} == {0: 1, 1: 2, 3: 4}
+
+
+@script
+def rules_for_some_tensors_or_steps_are_not_cut_through() -> None:
+    """Each of `FOOLING` was taken for an element-wise optimizer once, and gave other numbers than one process."""
+
+    def train(model: Any, optimizer: Any, rank: int) -> list[torch.Tensor]:
+        for number in range(8):
+            optimizer.zero_grad()
+            inputs = torch.randn(8, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(number))
+            own = inputs if rank < 0 else inputs[4 * rank : 4 * rank + 4]
+            model(own).square().mean().backward()
+            optimizer.step()
+        return values(model)
+
+    def make(name: str) -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        grown = torch.nn.Conv2d(1, 4, 3)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(40, 144),
+            torch.nn.Unflatten(1, (1, 12, 12)),
+            grown,
+            torch.nn.Flatten(),
+            torch.nn.Linear(400, 130),
+        )
+        model = model.double()
+        return model, FOOLING[name](model.parameters())
+
+    for name in FOOLING:
+        expected = train(*make(name), -1)
+        with set_variables({"UNIDIST_STRATEGY": "zero=1:shared=false", "UNIDIST_ENGINE": "shm"}):
+            ud.init()
+            try:
+                found = train(*ud.distribute(*make(name)), ud.rank())
+            finally:
+                ud.shutdown()
+        error = max(float((one - other).abs().max()) for one, other in zip(found, expected, strict=True))
+        assert error < 1e-12, (name, error)
 
 
 @script

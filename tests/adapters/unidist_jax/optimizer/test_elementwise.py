@@ -26,6 +26,39 @@ def tree() -> Any:
     }
 
 
+def normed(leaf: Any) -> Any:
+    return leaf / jnp.linalg.norm(leaf)
+
+
+RULES: dict[str, Callable[[Any, Any], Any]] = {
+    "many elements": lambda leaf, step: normed(leaf) if leaf.size >= 4096 else leaf,
+    "three dims": lambda leaf, step: normed(leaf) if leaf.ndim > 2 else leaf,
+    "from step 6 on": lambda leaf, step: jnp.where(step > 5, normed(leaf), leaf),
+    "from step 500 on": lambda leaf, step: jnp.where(step > 500, normed(leaf), leaf),
+    "every fifth step": lambda leaf, step: jnp.where(step % 5 == 0, normed(leaf), leaf),
+}
+"""Each looks at whole leaves, but at some of them or in some steps only."""
+
+
+def ruled(rule: Callable[[Any, Any], Any]) -> optax.GradientTransformation:
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        del params
+        step = state.count + 1
+        return jax.tree.map(lambda leaf: -0.1 * rule(leaf, step), updates), optax.ScaleByScheduleState(step)
+
+    return optax.GradientTransformation(lambda _: optax.ScaleByScheduleState(jnp.zeros((), jnp.int32)), update)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_for_some_leaves_or_some_steps_is_found(rule: str) -> None:
+    assert asked(ruled(RULES[rule]))
+
+
+def test_it_is_found_under_a_schedule_that_has_ended_then() -> None:
+    schedule = optax.linear_schedule(1.0, 0.0, 2_000)
+    assert asked(optax.chain(ruled(RULES["from step 500 on"]), optax.scale_by_schedule(schedule)))
+
+
 def asked(optimizer: optax.GradientTransformation) -> bool:
     return needs_whole_leaves(optax.with_extra_args_support(optimizer), tree())
 

@@ -10,12 +10,18 @@ from unidist.errors import UsageError
 
 torch = pytest.importorskip("torch")
 
+from whole_torch import FOOLING, MuonWithAdam, muon_groups  # noqa: E402
+
 from unidist_torch.optimizer.clone import clone_for  # noqa: E402
-from unidist_torch.optimizer.elementwise import needs_whole_tensors  # noqa: E402
+from unidist_torch.optimizer.elementwise import groups_of_whole_tensors, needs_whole_tensors  # noqa: E402
 
 
 def parameters() -> list[Any]:
     return [torch.nn.Parameter(torch.ones(3, 5)), torch.nn.Parameter(torch.ones(4, 2))]
+
+
+def large_parameters() -> list[Any]:
+    return [torch.nn.Parameter(torch.ones(shape)) for shape in ((400, 300), (9,), (5, 4, 3, 3), ())]
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,55 @@ def test_stock_optimizers(name: str, whole: bool) -> None:
     if kind is None:
         pytest.skip(f"this version of PyTorch has no {name}")
     assert needs_whole_tensors(kind(parameters(), lr=0.1)) is whole
+
+
+@pytest.mark.parametrize("name", FOOLING)
+def test_a_rule_for_some_tensors_or_some_steps_is_found(name: str) -> None:
+    assert needs_whole_tensors(FOOLING[name](large_parameters()))
+
+
+def test_a_rule_for_tensors_that_the_script_does_not_have_is_no_matter() -> None:
+    small = ("large matrices", "blocks of many elements", "four dims", "one dim")
+    assert [needs_whole_tensors(FOOLING[name](parameters())) for name in small] == [False, False, False, True]
+    # The parts of a matrix are flat, so the rule for one dim would act on them.
+
+
+def test_groups_are_told_apart() -> None:
+    groups = muon_groups(large_parameters())
+    assert [group["use_muon"] for group in groups] == [True, False]
+    assert groups_of_whole_tensors(MuonWithAdam(groups)) == [True, False]
+
+
+def test_the_form_is_that_of_the_whole_parameter() -> None:
+    part = torch.nn.Parameter(torch.ones(40, 300))
+    optimizer = FOOLING["large matrices"]([part])
+    assert groups_of_whole_tensors(optimizer) == [False]
+    assert groups_of_whole_tensors(optimizer, shapes={id(part): (400, 300)}) == [True]
+
+
+def test_an_optimizer_that_others_step_within_is_refused() -> None:
+    first, second = parameters()
+
+    class Composed(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            self.within = [torch.optim.SGD([first], lr=0.1), torch.optim.Adam([second])]
+            super().__init__([{"params": [first]}, {"params": [second]}], {})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # of the tests
+            for each in self.within:
+                each.step()
+
+    with pytest.raises(UsageError, match=r"Composed leaves the step to optimizers within it \(SGD, Adam\)"):
+        needs_whole_tensors(Composed())
+
+
+def test_a_step_that_changes_nothing_is_refused() -> None:
+    class Still(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # of the tests
+            pass
+
+    with pytest.raises(UsageError, match="did not change the tensors of its param_groups"):
+        needs_whole_tensors(Still(parameters(), lr=0.1))
 
 
 def test_a_learning_rate_of_zero_hides_nothing() -> None:
