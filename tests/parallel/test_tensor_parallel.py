@@ -60,12 +60,17 @@ CASES = {
         Case("gpt", WHOLE_BETWEEN, engine="gloo"),
         Case("gpt", "tensor=2:sequence=true", step=True, engine="gloo"),
         Case("gpt", "tensor=2", engine="horovod", steps=2),
+        Case("gpt", "tensor=2", "muon", passes=2, max_norm=0.3),
+        Case("grouped", "tensor=2", "muon"),
+        # Adafactor divides gradients by their size: the rounding of small ones shows.
+        Case("mlp", "tensor=2", "adafactor", engine="gloo", limit=1e-9),
     ],
     3: [
         Case("mlp", "tensor=3", "adamw", max_norm=0.3),
         Case("attention", "tensor=3"),
         Case("encoder", "tensor=3:sequence=true", "adamw"),
         Case("gpt", "tensor=3", "adamw", passes=2),
+        Case("mlp", "tensor=3", "muon"),
     ],
     4: [
         Case("gpt", "tensor=4", "adamw", max_norm=0.3),
@@ -76,6 +81,8 @@ CASES = {
         Case("gpt", "tensor=2,zero=2", "adamw", step=True),
         Case("gpt", "tensor=2:sequence=true,zero=1", max_norm=0.3),
         Case("gpt", "pipeline=2,tensor=2", "adamw", step=True, max_norm=0.3),
+        Case("gpt", "tensor=2", "muon", clips="norm"),
+        Case("gpt", "pipeline=2,tensor=2", "muon", step=True),
     ],
 }
 SOAK_EIGHT = [

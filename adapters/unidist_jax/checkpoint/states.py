@@ -51,6 +51,11 @@ class Training(ABC):
 
     @property
     @abstractmethod
+    def state_places(self) -> PlacesParameters | None:
+        """Where that belongs whose optimizer state this rank keeps; None: each parameter is whole."""
+
+    @property
+    @abstractmethod
     def holds_pieces(self) -> bool:
         """`held` has pieces of the parameters, the same as the optimizer state."""
 
@@ -149,7 +154,7 @@ def kept_training(training: Training) -> tuple[KeptParameters, KeptOptimizer]:
 
     return (
         KeptParameters(held, put("held"), places=places, pieces=pieces),
-        KeptOptimizer(held, opt_state, training.optimizer, put("opt_state"), places=places),
+        KeptOptimizer(held, opt_state, training.optimizer, put("opt_state"), places=training.state_places),
     )
 
 

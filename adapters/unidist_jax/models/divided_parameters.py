@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
+import optax
+
 from unidist.checkpoint.format.interface import PlacesParameters
 
 
@@ -17,10 +19,12 @@ class DividedParameters(ABC):
     Attributes:
         tree: what this rank holds: a tree of arrays with the paths of the one that was given.
         places: where these belong in the whole model.
+        state_places: where that belongs whose state the optimizer keeps on this rank: the same, or whole parameters.
     """
 
     tree: Any
     places: PlacesParameters
+    state_places: PlacesParameters
 
     @abstractmethod
     def evaluate(self, function: Callable[[Any], Any], tree: Any) -> Any:
@@ -35,8 +39,14 @@ class DividedParameters(ABC):
         """
 
     @abstractmethod
-    def check_optimizer(self, optimizer: Any) -> None:
-        """Raise UsageError if an optimizer of optax cannot update a part of the parameters by itself."""
+    def updating(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Return an optimizer of optax for what this rank holds, which makes the updates that one makes for the whole.
+
+        The given one if it can do so. Another one may be collective; then its state may be that of whole parameters.
+
+        Raises:
+            UsageError: it looks at several parameters together.
+        """
 
     @abstractmethod
     def held(self, whole: Any) -> Any:

@@ -65,7 +65,7 @@ def distribute(*given: Any, strategy: StrategyLike = None, op: Op = Average) -> 
     plan = runtime.plan_for(given[2] if len(given) == 3 else strategy)
     check_leaves_loop(plan)
     _check_types_are_left(plan)
-    params = divided(plan, broadcast_parameters(params), optimizer)
+    params, optimizer = divided(plan, broadcast_parameters(params), optimizer)
     bound = None if isinstance(params, DividedParameters) else bind_to(plan, optimizer, params, average=averages(op))
     if bound is None or isinstance(bound.binding.inner, TracedStep):
         raise ConfigurationError(
@@ -75,16 +75,19 @@ def distribute(*given: Any, strategy: StrategyLike = None, op: Op = Average) -> 
     return params, bound
 
 
-def divided(plan: Plan, params: Any, optimizer: Any) -> Any:
-    """Return the parameters as the strategies of a plan divide them. Collective.
+def divided(plan: Plan, params: Any, optimizer: Any) -> tuple[Any, Any]:
+    """Return the parameters as the strategies of a plan divide them, and the optimizer for them. Collective.
 
     Args:
         plan: of the run.
         params: the whole parameters, equal on all ranks.
-        optimizer: of optax; it must be able to update this rank's part.
+        optimizer: of optax.
 
     Returns:
-        A tree, or `DividedParameters`.
+        A tree, or `DividedParameters`; and the optimizer of what this rank has.
+
+    Raises:
+        UsageError: the optimizer cannot update this rank's part.
     """
     runtime = context.current()
     if is_chosen():
@@ -92,9 +95,16 @@ def divided(plan: Plan, params: Any, optimizer: Any) -> Any:
     if plan.model_axes:
         runtime.divide()
     prepared = plan.prepare(params, runtime)
-    if isinstance(prepared, DividedParameters):
-        prepared.check_optimizer(optimizer)
-    return prepared
+    if not isinstance(prepared, DividedParameters):
+        return prepared, optimizer
+    updating = prepared.updating(optimizer)
+    if updating is not optimizer and plan.shards_updates is not None:
+        raise UsageError(
+            f"this optimizer looks at a parameter's whole array, and {' and '.join(plan.model_axes)} cuts parameters, "
+            f"where {plan.shards_updates.name} would shard their updates as well. Leave {plan.shards_updates.name} "
+            "out, or use an element-wise optimizer (sgd, adam, adamw, ...)"
+        )
+    return prepared, updating
 
 
 def bind_to(

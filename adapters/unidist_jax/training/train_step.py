@@ -126,7 +126,7 @@ class TrainStep(PlannedStep, Training):
         params = broadcast_parameters(params)
         self._loss_divisor = LossDivisor(self._loss_of_script, params, given)
         self._devices = LocalDevices(params)
-        prepared = divided(plan, params, optimizer)
+        prepared, optimizer = divided(plan, params, optimizer)
         self._division = prepared if isinstance(prepared, DividedParameters) else None
         params = prepared if self._division is None else self._division.tree
         self.optimizer = bind_to(plan, optimizer, params, average=True, places=self.places)
@@ -373,6 +373,11 @@ class TrainStep(PlannedStep, Training):
     @override
     def places(self) -> PlacesParameters | None:
         return None if self._division is None else self._division.places
+
+    @property
+    @override
+    def state_places(self) -> PlacesParameters | None:
+        return None if self._division is None else self._division.state_places
 
     @property
     @override

@@ -125,9 +125,9 @@ class OptimizerState(KeepsState):
 
     def _piece(self, placement: Placement, slot: str, value: torch.Tensor, parameter: torch.Tensor) -> Piece:
         dtype = dtype_of(value)
-        if value.shape == parameter.shape:
+        if tuple(value.shape) == placement.local_shape:
             return piece_of(placement.tensor(dtype, slot), placement.part(), value)
-        if placement != Placement.whole(placement.name, parameter.shape):
+        if placement != Placement.whole(placement.name, placement.shape):
             raise UsageError(
                 f"the slot {slot!r} of {placement.name!r} has the shape {list(value.shape)} and not its parameter's, "
                 "which is spread over ranks: what it is of the whole is not known"
@@ -152,9 +152,11 @@ class OptimizerState(KeepsState):
         name = slot_name(placement.name, slot)
         info = section.tensors[name]
         dtype = parameter.dtype if info.dtype.is_floating else TORCH_DTYPES[info.dtype]
-        if info.shape == placement.shape:
+        if info.shape == placement.shape and placement.local_shape == tuple(parameter.shape):
             # In the parameter's memory order, which fused optimizers rely on.
             value, part = torch.empty_like(parameter, dtype=dtype, device="cpu"), placement.part()
+        elif info.shape == placement.shape:  # the whole of it, of which the parameter here is a part
+            value, part = torch.empty(placement.local_shape, dtype=dtype), placement.part()
         else:
             value, part = torch.empty(info.shape, dtype=dtype), Part.whole(info.shape)
         read_into(section, name, part, value)

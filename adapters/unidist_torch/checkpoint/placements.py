@@ -47,6 +47,11 @@ class ModulePlacements(PlacesParameters):
         owner = self._owner(path)
         return (self._others if owner is None else self._within[owner]).gradient_axis(_within(path, owner or ""))
 
+    @override
+    def cut_axis(self, path: str) -> str | None:
+        owner = self._owner(path)
+        return None if owner is None else self._within[owner].cut_axis(_within(path, owner))
+
     def _owner(self, path: str) -> str | None:
         return next((each for each in self._within if not each or path.startswith(f"{each}.")), None)
 

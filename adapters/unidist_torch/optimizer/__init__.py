@@ -1,14 +1,16 @@
 """Optimizers bound to an `Update`: their gradients, the exchange, clipping, and the inner step on reduced gradients.
 
-May import `framework`, `gradients`, `models` and the modules at the root of this package.
+May import `checkpoint`, `framework`, `gradients`, `models` and the modules at the root of this package.
 """
 
 from unidist_torch.optimizer.clipping import clip_grad_norm_, clip_grad_value_
 from unidist_torch.optimizer.clone import clone_for, options_of
-from unidist_torch.optimizer.elementwise import needs_closure, needs_whole_tensors
+from unidist_torch.optimizer.elementwise import groups_of_whole_tensors, needs_closure, needs_whole_tensors
+from unidist_torch.optimizer.gathered_step import CutTensor
 from unidist_torch.optimizer.inner_step import InnerStep, WholeStep, has_sharded_state, refuse_scaler
 
 __all__ = [
-    "InnerStep", "WholeStep", "clip_grad_norm_", "clip_grad_value_", "clone_for", "has_sharded_state", "needs_closure",
-    "needs_whole_tensors", "options_of", "refuse_scaler",
+    "CutTensor", "InnerStep", "WholeStep", "clip_grad_norm_", "clip_grad_value_", "clone_for",
+    "groups_of_whole_tensors", "has_sharded_state", "needs_closure", "needs_whole_tensors", "options_of",
+    "refuse_scaler",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from unidist_torch.models import plain_use
 from unidist_torch.models.model_buffers import BufferRule, ModelBuffers
 from unidist_torch.optimizer.announcements import OptimizerAnnouncements
 from unidist_torch.optimizer.elementwise import needs_closure
+from unidist_torch.optimizer.gathered_step import CutTensor, GatheredStep
 from unidist_torch.optimizer.grad_scaler import unscale
 from unidist_torch.optimizer.horovod_arguments import named
 from unidist_torch.optimizer.inner_step import InnerStep, WholeStep
@@ -50,6 +51,7 @@ class Binding:
         update: the framework-free side.
         names: paths of parameters, where known.
         cut: identities of the parameters of which this rank has a part.
+        gathered: those that the optimizer looks at as a whole.
 
     Attributes:
         distributed_update: see Args.
@@ -67,6 +69,7 @@ class Binding:
         update: Update,
         names: Mapping[str, torch.Tensor] | None,
         cut: Collection[int] = (),
+        gathered: Sequence[CutTensor] = (),
     ) -> None:
         self.skip = False
         self.is_horovods = False
@@ -77,6 +80,7 @@ class Binding:
         self._update = self.distributed_update = update
         self._names = {id(tensor): name for name, tensor in (names or {}).items()}
         self._cut = cut
+        self._gathered = gathered
         self._is_released = False
         self._buffers: ModelBuffers | None = None
         self.make_new_equal: Callable[[Sequence[torch.Tensor]], None] | None = None
@@ -88,9 +92,12 @@ class Binding:
         optimizer, plain, update = self._optimizer, self._plain, self._update
         self._tuner: autotune.Tuner | None = None
         brings = update.inner_steps
-        if brings is None:
-            self._inner: InnerStep = WholeStep(optimizer, plain, update)
+        if brings is None and self._gathered:
+            self._inner: InnerStep = GatheredStep(optimizer, plain, update, self._gathered)
+        elif brings is None:
+            self._inner = WholeStep(optimizer, plain, update)
         else:
+            self._refuse_gathered(update)
             made = brings.inner_step(TorchFramework(), update.context)(optimizer, plain, update)
             if not isinstance(made, InnerStep):
                 raise PluginError(f"{type(made).__qualname__} does not derive from unidist_torch.optimizer.InnerStep")
@@ -120,6 +127,17 @@ class Binding:
         )
         self.gradients.agree()
         self._tuner = autotune.tuner_for(update)
+
+    def _refuse_gathered(self, update: Update) -> None:
+        """Raise UsageError if parameters are to be gathered, and a strategy makes the step in its own way."""
+        if self._gathered:
+            names = ", ".join(strategy.name for strategy in update.strategies)
+            raise UsageError(
+                f"{self._plain.__name__} looks at a parameter's whole tensor, and "
+                f"{self._gathered[0].placement.name!r} (with {len(self._gathered) - 1} more) is cut over ranks, where "
+                f"the strategies here ({names}) shard its update as well. Leave zero and precision out, or use an "
+                "element-wise optimizer (SGD, Adam, AdamW, RMSprop, ...), or pipeline in place of tensor"
+            )
 
     def _part_norms(self) -> PartNorms:
         """Return the norms of cut parameters' gradients. Collective over the ranks that have their parts."""

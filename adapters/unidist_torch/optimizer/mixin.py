@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from unidist.optim.update import Update
 from unidist.waits import calling
 from unidist_torch.models.plain_files import in_no_file
 from unidist_torch.optimizer.binding import Binding
+from unidist_torch.optimizer.gathered_step import CutTensor
 
 # GradScaler hands itself to `step(grad_scaler=...)`, which is what lets the overflow check see reduced gradients.
 warnings.filterwarnings("ignore", message="GradScaler is going to stop passing itself", category=FutureWarning)
@@ -136,7 +137,8 @@ class DistributedOptimizerMixin:
         """Return state and options as torch does: of all parameters, on every rank.
 
         If a strategy shards the state over the ranks (`zero`), it is gathered from the first update on: the call is
-        then collective. Where the model is divided (`tensor`, `pipeline`, `expert`) it is that of this rank's part.
+        then collective. Where the model is divided (`tensor`, `pipeline`, `expert`) it is that of this rank's part,
+        but for tensors that are cut and that the optimizer looks at as a whole: their state is whole.
         """
         state = self._unidist.state_dict()
         if state is None:
@@ -191,6 +193,7 @@ def bind(
     *,
     names: Mapping[str, torch.Tensor] | None = None,
     cut: Collection[int] = (),
+    gathered: Sequence[CutTensor] = (),
 ) -> Any:
     """Bind `update` to `optimizer` and return it; see `unidist.optim.BindsOptimizers`. Collective.
 
@@ -199,13 +202,14 @@ def bind(
         update: for it.
         names: paths of parameters, where known.
         cut: identities of the parameters of which this rank has a part.
+        gathered: those that the optimizer looks at as a whole.
     """
     check_plain(optimizer)
     plain = type(optimizer)
     wrapped_step = optimizer.__dict__.pop("step", None)  # a scheduler made earlier has wrapped the plain step
     optimizer.__class__ = with_mixin(plain, DistributedOptimizerMixin)
     try:
-        optimizer._unidist = Binding(optimizer, plain, update, names, cut)  # type: ignore[attr-defined]
+        optimizer._unidist = Binding(optimizer, plain, update, names, cut, gathered)  # type: ignore[attr-defined]
     except BaseException:  # a rank was lost meanwhile: it may be bound again in the next generation of an elastic job
         optimizer.__class__ = plain
         raise

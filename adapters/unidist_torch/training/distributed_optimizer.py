@@ -35,7 +35,7 @@ from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
 from unidist_torch.optimizer.mixin import bind, check_plain
 from unidist_torch.training.adasum_optimizer import bind_adasum
-from unidist_torch.training.divided_model import follow_model, prepare_to_divide
+from unidist_torch.training.divided_model import FollowedModel, follow_model, prepare_to_divide
 from unidist_torch.training.no_sync import add_no_sync
 from unidist_torch.training.other_wrappers import refuse_wrapped, refuse_wrapping
 from unidist_torch.training.verification import attach, output_check, pieces_of, rates_of, trained_pieces
@@ -108,7 +108,7 @@ class TorchDistribution(Distribution):
         self._buffers = buffers
         self._given = self._whole = model
         self._names: Mapping[str, torch.Tensor] = {}
-        self._cut: frozenset[int] = frozenset()
+        self._followed = FollowedModel()
         self._is_divided = bool(plan.model_axes)
         self._is_deferred = False
 
@@ -152,13 +152,15 @@ class TorchDistribution(Distribution):
         if plan.model_axes:
             divided_modules.update(model.modules())
         self._names = self.framework.parameters(model)
-        self._cut = follow_model(self.optimizer, self._names, self.places) if self._is_divided else frozenset()
+        if self._is_divided:
+            self._followed = follow_model(self.optimizer, self._names, self.places)
         lacks_layers = self._is_divided and plan.runs_steps is not None
-        refuse_files(model, self._cut, plan.model_axes, lacks_layers=lacks_layers)
+        refuse_files(model, self._followed.parts, plan.model_axes, lacks_layers=lacks_layers)
 
     @override
     def bind_optimizer(self, update: Update) -> None:
-        bound = bind(self.optimizer, update, names=self._names, cut=self._cut)
+        followed = self._followed
+        bound = bind(self.optimizer, update, names=self._names, cut=followed.parts, gathered=followed.gathered)
         bound._unidist.keep_buffers(self.model, self._buffers)
         bound._unidist.make_new_equal = _for_new_parameters(self._names.values(), self.plan)
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 from unidist.buffer import DType
 from unidist.checkpoint.format import Placement, PlacesParameters
 from unidist.mesh import SHARD_REPLICA_AXES
-from unidist_expert_parallel.layout.owners import held_experts
+from unidist_expert_parallel.layout.owners import AXIS, held_experts
 
 
 class ExpertParameters(PlacesParameters):
@@ -48,6 +48,10 @@ class ExpertParameters(PlacesParameters):
     @override
     def gradient_axis(self, path: str) -> str:
         return SHARD_REPLICA_AXES if self._is_expert(path) else self._inner.gradient_axis(self._whole_path(path))
+
+    @override
+    def cut_axis(self, path: str) -> str | None:
+        return AXIS if path in self._stacked else self._inner.cut_axis(self._whole_path(path))
 
     def _is_expert(self, path: str) -> bool:
         return path in self._stacked or self._list_of(path) is not None

@@ -66,7 +66,7 @@ class StagedParameters(DividedParameters):
         self.structure = jax.tree.structure(whole)
         if len(self.types) != self.structure.num_leaves:
             raise UsageError("pipeline: two leaves of the tree have the same path: leave slashes out of keys of dicts")
-        self.places = self._placements = HeldPlacements()
+        self.places = self.state_places = self._placements = HeldPlacements()
         self.tree = whole
         self.holders: Mapping[int, Sequence[int]] = {}
         self._rank = context.axis_rank(axis)
@@ -100,9 +100,10 @@ class StagedParameters(DividedParameters):
         return function(tree)
 
     @override
-    def check_optimizer(self, optimizer: Any) -> None:
+    def updating(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         if len(self._world_ranks) > 1:
             needs_whole_leaves(optax.with_extra_args_support(optimizer), self.tree)  # raises if it sees all together
+        return optimizer
 
     @override
     def held(self, whole: Any) -> Any:

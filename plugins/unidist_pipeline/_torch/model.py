@@ -88,6 +88,10 @@ class PipelinePlacements(PlacesParameters):
     def gradient_axis(self, path: str) -> str:
         return self._inner.gradient_axis(self._names.get(path, path))
 
+    @override
+    def cut_axis(self, path: str) -> str | None:
+        return self._inner.cut_axis(self._names.get(path, path))
+
 
 class Division:
     """Assigns parameters and buffers of a model to stages.

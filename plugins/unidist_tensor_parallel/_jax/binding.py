@@ -11,8 +11,8 @@ import jax
 import optax
 from typing_extensions import override
 
-from unidist.checkpoint.format.interface import placements_of
-from unidist.errors import ConfigurationError, UsageError
+from unidist.checkpoint.format.interface import WholeInPlace, placements_of
+from unidist.errors import ConfigurationError
 from unidist_jax.framework import by_path
 from unidist_jax.memory import is_traced
 from unidist_jax.models import DividedParameters
@@ -74,7 +74,7 @@ class CutTree(DividedParameters):
         self._axis = axis
         self._reports = reports
         self._shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), whole)
-        self.places = CutParameters(self._cuts, axis.rank, axis.size, placements_of(whole))
+        self.places = self.state_places = CutParameters(self._cuts, axis.rank, axis.size, placements_of(whole))
         self.tree = self.held(whole)
 
     def _mapped(self, function: Callable[[str, Any], Any], tree: Any) -> Any:
@@ -101,12 +101,21 @@ class CutTree(DividedParameters):
         return jax.tree.unflatten(jax.tree.structure(results), found)
 
     @override
-    def check_optimizer(self, optimizer: Any) -> None:
-        if needs_whole_leaves(optax.with_extra_args_support(optimizer), self._shapes) and self._cuts:
-            raise UsageError(
-                f"this optimizer looks at a parameter's whole array, and {next(iter(self._cuts))!r} (with "
-                f"{len(self._cuts) - 1} more) is cut over ranks. Use an element-wise optimizer (sgd, adam, adamw, ...)"
-            )
+    def updating(self, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        plain = optax.with_extra_args_support(optimizer)
+        if not needs_whole_leaves(plain, self._shapes) or not self._cuts:
+            return optimizer
+        self.state_places = WholeInPlace(self.places)
+
+        def init(params: Any) -> Any:
+            return plain.init(self.whole(params))
+
+        def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+            whole = None if params is None else self.whole(params)
+            updates, state = plain.update(self.whole(updates), state, whole, **extra)
+            return self.held(updates), state
+
+        return optax.GradientTransformationExtraArgs(init, update)
 
     @override
     def held(self, whole: Any) -> Any:

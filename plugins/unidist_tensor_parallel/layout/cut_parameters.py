@@ -9,7 +9,7 @@ from typing_extensions import override
 from unidist.buffer import DType
 from unidist.checkpoint.format.interface import PlacesParameters
 from unidist.checkpoint.format.pieces import Placement
-from unidist_tensor_parallel.layout.cuts import Cut
+from unidist_tensor_parallel.layout.cuts import AXIS, Cut
 
 
 class CutParameters(PlacesParameters):
@@ -45,3 +45,7 @@ class CutParameters(PlacesParameters):
     @override
     def gradient_axis(self, path: str) -> str:
         return self._inner.gradient_axis(path)
+
+    @override
+    def cut_axis(self, path: str) -> str | None:
+        return AXIS if path in self.cuts else self._inner.cut_axis(path)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PlacesParameters,
         Plain,
         SavedSection,
+        WholeInPlace,
         WholeParameters,
         kept_state,
         placements_of,
@@ -46,9 +47,9 @@ __all__ = [
     "Box", "Checkpoint", "Convert", "Entry", "HasKeptState", "Identity", "Index", "KERAS", "KeepsState",
     "MappedSection", "MemoryState", "NameMapping", "OPTAX", "OptimizerNaming", "OptimizerRecord", "Part", "Piece",
     "Placement", "PlacesParameters", "Plain", "RankInventory", "Run", "STATE_ATTRIBUTE", "STEP", "SavedSection",
-    "Shard", "TORCH", "TensorInfo", "WholeParameters", "WrittenShard", "assign", "check_inventories", "directory",
-    "index", "kept_state", "make_index", "mapped_section", "match", "merge_values", "placements_of", "read_as",
-    "readers", "runs", "slot_name", "split_slot", "sync", "write", "write_shard",
+    "Shard", "TORCH", "TensorInfo", "WholeInPlace", "WholeParameters", "WrittenShard", "assign", "check_inventories",
+    "directory", "index", "kept_state", "make_index", "mapped_section", "match", "merge_values", "placements_of",
+    "read_as", "readers", "runs", "slot_name", "split_slot", "sync", "write", "write_shard",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -57,8 +58,8 @@ __getattr__ = lazy_names(
         "": "directory index readers",
         "index": "Index",
         "interface": (
-            "HasKeptState KeepsState MemoryState PlacesParameters Plain STATE_ATTRIBUTE SavedSection WholeParameters "
-            "kept_state placements_of"
+            "HasKeptState KeepsState MemoryState PlacesParameters Plain STATE_ATTRIBUTE SavedSection WholeInPlace "
+            "WholeParameters kept_state placements_of"
         ),
         "mapping": "MappedSection NameMapping mapped_section",
         "optimizer_record": "OptimizerRecord STEP",

@@ -190,6 +190,14 @@ class PlacesParameters(ABC):
         """
         return REPLICA_AXES
 
+    def cut_axis(self, path: str) -> str | None:
+        """Return the mesh axis over whose ranks this parameter is cut; None if it is whole, or if nobody says.
+
+        These ranks hold parts of it that together are the whole, each element once. A placement that wraps another one
+        returns what that says of what it does not cut itself.
+        """
+        return None
+
 
 class WholeParameters(PlacesParameters):
     """The trivial placement: every rank holds every parameter, under the path that the framework gives it."""
@@ -197,6 +205,23 @@ class WholeParameters(PlacesParameters):
     @override
     def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
         return Placement.whole(path, shape)
+
+
+class WholeInPlace(PlacesParameters):
+    """The whole parameters in the place of parts, for state that each rank keeps of the whole.
+
+    Args:
+        parts: where the parts belong.
+    """
+
+    def __init__(self, parts: PlacesParameters) -> None:
+        self._parts = parts
+
+    @override
+    def placement(self, path: str, shape: Sequence[int], dtype: DType) -> Placement:
+        """See `PlacesParameters.placement`; the shape is that of the part."""
+        found = self._parts.placement(path, shape, dtype)
+        return Placement.whole(found.name, found.shape)
 
 
 def kept_state(value: Any) -> KeepsState | None:

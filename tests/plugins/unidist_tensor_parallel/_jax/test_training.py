@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 import pytest
 from part_pools import PartPools
 
@@ -31,6 +34,17 @@ def test_a_gpt_trains_as_in_one_process(jax_pools: PartPools, strategy: str) -> 
     jax_pools.get(2, engine="shm").run(train_with_dropout, (f"tensor=2:plan={PLAN}{strategy}",))
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "strategy", "rtol"),
+    [("muon", ",clip_norm=0.1,accumulate=2", 1e-10), ("lamb", "", 1e-12), ("adafactor", "", 1e-9)],
+)
+def test_optimizers_of_whole_arrays_get_them(
+    jax_pools: PartPools, tmp_path: Path, optimizer: str, strategy: str, rtol: float
+) -> None:
+    run = functools.partial(train_beside_one_process, optimizer=optimizer, folder=str(tmp_path / "run"), rtol=rtol)
+    jax_pools.get(2, engine="shm").run(run, (f"tensor=2:plan={PLAN}{strategy}",))
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("strategy", ["tensor=2", "tensor=4"])
 def test_a_gpt_on_more_ranks(jax_pools: PartPools, strategy: str) -> None:
@@ -54,8 +68,8 @@ def refuse() -> None:
         ud.TrainStep(loss_fn, params, optax.sgd(0.1), strategy=f"{plan}:sequence=true")
     with pytest.raises(ConfigurationError, match="matches no layer"):
         ud.TrainStep(loss_fn, params, optax.sgd(0.1), strategy="tensor=2:plan=layers.*=row")
-    with pytest.raises(UsageError, match="whole array"):
-        ud.TrainStep(loss_fn, params, optax.lamb(0.1), strategy=plan)
+    with pytest.raises(UsageError, match=r"whole array.*Leave zero out"):
+        ud.TrainStep(loss_fn, params, optax.lamb(0.1), strategy=f"{plan},zero=1")
     chained = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1))
     with pytest.raises(UsageError, match="all parameters together"):
         ud.TrainStep(loss_fn, params, chained, strategy=plan)
