@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unidist.checkpoint.format.optimizer_record import STEP
+from unidist_torch.composed import parts_of
 
 __all__ = ["ParameterState", "ParameterStates", "is_slot", "scalar_dtype", "scalars_of"]
 
@@ -20,23 +21,30 @@ class ParameterStates:
 
     Args:
         optimizer: bound or not. Under a strategy that shards updates it has no state for parameters whose state is in
-            shards.
+            shards. The state of one that holds others is theirs.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
+        self._keepers = parts_of(optimizer) or [optimizer]
 
     @property
-    def _states(self) -> Any:
-        return self._optimizer.state  # another object after each load_state_dict()
+    def _states(self) -> list[Any]:
+        return [each.state for each in self._keepers]  # other objects after each load_state_dict()
+
+    def _states_of(self, parameter: torch.Tensor) -> Any:
+        """Return the states of the optimizer that steps on a parameter."""
+        for each in self._keepers[1:]:
+            if any(parameter is own for group in each.param_groups for own in group["params"]):
+                return each.state
+        return self._keepers[0].state
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Yield the parameters that have state."""
-        return (parameter for parameter, state in list(self._states.items()) if state)
+        return (parameter for states in self._states for parameter, state in list(states.items()) if state)
 
     def of(self, parameter: torch.Tensor) -> ParameterState:
         """Return what is kept for a parameter, to be read or changed; empty before its first update."""
-        found: ParameterState = self._states.get(parameter, {})
+        found: ParameterState = next((states[parameter] for states in self._states if parameter in states), {})
         return found
 
     def slots(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -49,14 +57,15 @@ class ParameterStates:
 
     def replace(self, parameter: torch.Tensor, state: ParameterState) -> None:
         """Keep this for a parameter; nothing if it is empty."""
+        self.take(parameter)
         if state:
-            self._states[parameter] = state
-        else:
-            self._states.pop(parameter, None)
+            self._states_of(parameter)[parameter] = state
 
     def take(self, parameter: torch.Tensor) -> ParameterState:
         """Return what is kept for a parameter; the optimizer has it no longer."""
-        found: ParameterState = self._states.pop(parameter, {})
+        found: ParameterState = {}
+        for states in self._states:
+            found = states.pop(parameter, found)
         return found
 
 

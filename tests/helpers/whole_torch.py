@@ -61,6 +61,35 @@ def muon_groups(groups: Iterable[Any]) -> list[dict[str, Any]]:
     return found
 
 
+class Composed(torch.optim.Optimizer):
+    """Muon for matrices and AdamW for the rest, each an optimizer of its own, as one."""
+
+    def __init__(self, params: Any) -> None:
+        groups = muon_groups(params)
+        muon = MuonWithAdam([group for group in groups if group["use_muon"]], lr=0.01)
+        rest = [{name: value for name, value in group.items() if name != "use_muon"} for group in groups]
+        adam = torch.optim.AdamW(
+            [own for own, group in zip(rest, groups, strict=True) if not group["use_muon"]], lr=0.01, eps=1e-3
+        )
+        self.optimizers = {"muon": muon, "adam": adam}
+        super().__init__([{"params": list(group["params"])} for group in groups], {})
+        self.param_groups = [*muon.param_groups, *adam.param_groups]
+
+    def step(self, closure: Any = None) -> Any:
+        """Do one update."""
+        for each in self.optimizers.values():
+            each.step()
+
+    def state_dict(self) -> Any:
+        """Return the dicts of both."""
+        return [each.state_dict() for each in self.optimizers.values()]
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load what `state_dict` returned."""
+        for each, own in zip(self.optimizers.values(), state_dict, strict=True):
+            each.load_state_dict(own)
+
+
 class Ruled(torch.optim.Optimizer):
     """Plain descent, but for a rule that looks at whole gradients.
 

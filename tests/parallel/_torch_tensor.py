@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - everybody's name for it
-from whole_torch import MuonWithAdam, muon_groups
+from whole_torch import Composed, MuonWithAdam, muon_groups
 
 import unidist.torch as ud
 from unidist.checkpoint.format.interface import placements_of
@@ -67,6 +67,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     # The gradient of a bias of keys is zero but for rounding: with a small eps Adam would show the rounding alone.
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, eps=1e-3),
     "muon": lambda parameters: MuonWithAdam(muon_groups(parameters), lr=0.01),
+    "composed": Composed,
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
 }
 

@@ -13,7 +13,7 @@ import torch
 from _zero_cases import BATCH, OVERFLOWS, Parameters, TorchCase, Traffic, by_operation, record
 from offload_torch import host_as_accelerator
 from torch.utils.checkpoint import checkpoint
-from whole_torch import MuonWithAdam, muon_groups
+from whole_torch import Composed, MuonWithAdam, muon_groups
 
 import unidist.torch as ud
 from unidist.hierarchical import HierarchicalCommunicator
@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda groups: torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1),
     "adafactor": lambda groups: torch.optim.Adafactor(groups, lr=0.02, weight_decay=0.1),
     "muon": lambda groups: MuonWithAdam(muon_groups(groups)),
+    "composed": Composed,
     "adagrad": lambda groups: torch.optim.Adagrad(groups, lr=0.05),
     "nadam": lambda groups: torch.optim.NAdam(groups, lr=0.01, weight_decay=0.1),
 }

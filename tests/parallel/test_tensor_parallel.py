@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ CASES = {
         Case("gpt", "tensor=2:sequence=true", step=True, engine="gloo"),
         Case("gpt", "tensor=2", engine="horovod", steps=2),
         Case("gpt", "tensor=2", "muon", passes=2, max_norm=0.3),
+        Case("mlp", "tensor=2", "composed"),
         Case("grouped", "tensor=2", "muon"),
         # Adafactor divides gradients by their size: the rounding of small ones shows.
         Case("mlp", "tensor=2", "adafactor", engine="gloo", limit=1e-9),
@@ -295,3 +297,18 @@ def test_checkpoints_load_at_any_size(rank_pool: RankPoolFactory, tmp_path: Path
     check(loading, rank_pool(2).run(errors_of, (loading,)))
     loading = [Case("gpt", "data", "adamw", steps=2, first=2, loads=each) for each in (both, sharded)]
     check(loading, rank_pool(1).run(errors_of, (loading,)))
+
+
+@pytest.mark.parametrize(("name", "limit"), [("muon", 1e-11), ("composed", 1e-11), ("adafactor", 1e-9)])
+def test_checkpoints_have_the_state_of_whole_tensors(
+    rank_pool: RankPoolFactory, tmp_path: Path, name: str, limit: float
+) -> None:
+    cut, one = str(tmp_path / "cut"), str(tmp_path / "one")
+    for size, jobs in [
+        (2, [Case("mlp", "tensor=2", saves=cut)]),
+        (3, [Case("mlp", "tensor=3", first=2, loads=cut)]),
+        (1, [Case("mlp", "data", saves=one), Case("mlp", "data", first=2, loads=cut)]),
+        (2, [Case("mlp", "tensor=2", first=2, loads=one), Case("mlp", "zero=1", first=2, loads=cut)]),
+    ]:
+        cases = [replace(job, optimizer=name, steps=2, limit=limit) for job in jobs]
+        check(cases, rank_pool(size).run(errors_of, (cases,)))

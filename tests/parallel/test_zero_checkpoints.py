@@ -43,6 +43,8 @@ TORCH_JOBS: list[tuple[int, list[Case]]] = [
             TorchCase(one, "adamw", steps=3),
             TorchCase(two, "adafactor", steps=3),
             TorchCase(three, "nadam", steps=3, layered=True),
+            TorchCase(two, "muon", steps=3),
+            TorchCase(one, "composed", steps=3),
         ],
     )
     for size, one, two, three in [

@@ -23,6 +23,7 @@ from unidist.checkpoint.format.slots import TORCH, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
 from unidist_torch.checkpoint.placements import ModulePlacements
 from unidist_torch.checkpoint.tensors import piece_of, read_into
+from unidist_torch.composed import check_composed, parts_of, sharing_groups
 from unidist_torch.memory import TORCH_DTYPES, dtype_of
 from unidist_torch.models.compiled_model import uncompiled, uncompiled_path
 from unidist_torch.parameter_states import ParameterStates, scalar_dtype
@@ -42,6 +43,7 @@ class OptimizerState(KeepsState):
     def __init__(self, optimizer: torch.optim.Optimizer, placements: Mapping[int, Placement]) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise UsageError("the state of LBFGS cannot be saved: it belongs to no parameter. Save the model alone.")
+        check_composed(optimizer)
         self._optimizer = optimizer
         self._states = ParameterStates(optimizer)
         self._placements = placements
@@ -113,10 +115,23 @@ class OptimizerState(KeepsState):
                 entry[self._naming.native(slot)] = self._slot(section, record, placement, slot, parameter)
             if entry:
                 state[index] = entry
-        self._optimizer.load_state_dict({"state": state, "param_groups": self._groups(record)})
+        self._load(state, self._groups(record))
         for parameter, slot in scalars:  # torch gives all but "step" the parameter's type, which a running one has not
             entry = self._states.of(parameter)
             entry[slot] = entry[slot].to(scalar_dtype())
+
+    def _load(self, state: Mapping[int, Any], groups: list[dict[str, Any]]) -> None:
+        """Load the state of all parameters, by their numbers; those within a composed optimizer load their own."""
+        parts = parts_of(self._optimizer)
+        if not parts:
+            self._optimizer.load_state_dict({"state": state, "param_groups": groups})
+        with sharing_groups(self._optimizer):
+            for part in parts:
+                own, groups = groups[: len(part.param_groups)], groups[len(part.param_groups) :]
+                numbers = [number for group in own for number in group["params"]]
+                part.load_state_dict(
+                    {"state": {number: state[number] for number in numbers if number in state}, "param_groups": own}
+                )
 
     def _parameters(self) -> Iterator[tuple[int, torch.Tensor]]:
         for number, group in enumerate(self._optimizer.param_groups):

@@ -15,6 +15,7 @@ from unidist.negotiation import allgather_object as allgather_pickled
 from unidist.negotiation import broadcast_object as broadcast_pickled
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
+from unidist_torch.composed import parts_of, shares_groups, sharing_groups
 from unidist_torch.operations.divided import refuse_parts
 from unidist_torch.operations.movement import start_broadcast
 
@@ -115,7 +116,17 @@ def broadcast_optimizer_state(optimizer: HasState, root_rank: int = 0, model: to
 
 
 def give_optimizer_state(optimizer: HasState, root_rank: int) -> None:
-    """Do what `broadcast_optimizer_state` does, for any stock optimizer. Collective."""
+    """Do what `broadcast_optimizer_state` does, for any stock optimizer, and for those within it. Collective."""
+    if isinstance(optimizer, torch.optim.Optimizer) and shares_groups(optimizer):
+        with sharing_groups(optimizer):
+            _give_state(optimizer, root_rank)
+            for part in parts_of(optimizer):  # whose state the outer one's may not have
+                give_optimizer_state(part, root_rank)
+    else:
+        _give_state(optimizer, root_rank)
+
+
+def _give_state(optimizer: HasState, root_rank: int) -> None:
     runtime = context.current()
     is_root = runtime.topology.rank == root_rank
     state_dict = optimizer.state_dict()  # with sharded updates collective

@@ -18,6 +18,7 @@ from unidist.optim.actors import Actors, check_keeps_parameters
 from unidist.optim.rules import GradientRule, NormRule, ValueRule
 from unidist.optim.update import Update
 from unidist.training import autotune
+from unidist_torch.composed import parts_of, shares_groups
 from unidist_torch.cuda_graphs import refuse_capture
 from unidist_torch.framework import TorchFramework
 from unidist_torch.gradients.partial_gradient import PartNorms
@@ -156,6 +157,11 @@ class Binding:
 
     def group_added(self, parameters: Sequence[torch.Tensor]) -> None:
         """Take the parameters of another group into the exchange, from the next update on."""
+        if parts_of(self._optimizer) and not shares_groups(self._optimizer):
+            raise UsageError(
+                f"add_param_group() gave parameters to {self._plain.__name__}, which leaves the step to optimizers "
+                "within it: none of them has got these. Make the optimizers with all parameters, and freeze some"
+            )
         if self.make_new_equal is not None:
             self.make_new_equal(parameters)
         self.gradients.changed = True

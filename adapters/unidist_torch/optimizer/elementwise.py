@@ -16,7 +16,8 @@ import torch
 
 from unidist.errors import UsageError
 from unidist.optim.trial import late_steps, step_counters, trial_shapes, uneven_middle
-from unidist_torch.optimizer.clone import clone_for, optimizers_within
+from unidist_torch.composed import check_composed
+from unidist_torch.optimizer.clone import clone_for
 from unidist_torch.parameter_states import ParameterStates
 
 _SCALES = (1e-3, 1.0, 1e3)
@@ -56,12 +57,7 @@ def groups_of_whole_tensors(
             f"{plain.__name__}.step() asks for a closure, which it calls more than once and whose gradients it looks "
             "at all together; it cannot update a shard of the parameters. Use another optimizer, or the strategy 'data'"
         )
-    if within := optimizers_within(optimizer):
-        raise UsageError(
-            f"{plain.__name__} leaves the step to optimizers within it ({', '.join(within)}), which do not see shards "
-            "of their parameters. Distribute each of them by itself, or use one class that does what a flag of each "
-            "group says; or use the strategy 'data'"
-        )
+    check_composed(optimizer)
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), _one_thread():
         trials = [_Trial(optimizer, plain, number, shapes or {}) for number in range(len(optimizer.param_groups))]
         whole = [trial.needs_whole() for trial in trials]  # of all: each may refuse
@@ -137,6 +133,7 @@ class _Trial:
                     f"{self._plain.__name__} updates a parameter differently when there are others beside it; it "
                     "cannot update a shard of the parameters. Use another optimizer, or the strategy 'data'"
                 )
+            together.check_composed()
             is_whole = is_whole or not _advanced(halves, late) or not _alike(halves, apart)
         self.has_moved = not _equal([run.tensors[0] for run in apart], [values for values, *_ in self._data])
         return is_whole or not self.has_moved
@@ -226,6 +223,10 @@ class _Run:
             self._probe.step()
             records.append(dict(self._numbers()))
         self._counters |= step_counters(records)
+
+    def check_composed(self) -> None:
+        """Raise UsageError if the optimizer holds others, and keeps state beside theirs."""
+        check_composed(self._probe)
 
     def _kept(self) -> Iterator[dict[str, Any]]:
         """Yield where the optimizer keeps numbers."""

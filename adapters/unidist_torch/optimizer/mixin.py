@@ -18,6 +18,7 @@ from unidist.errors import UsageError
 from unidist.mixins import with_mixin
 from unidist.optim.update import Update
 from unidist.waits import calling
+from unidist_torch.composed import sharing_groups
 from unidist_torch.models.plain_files import in_no_file
 from unidist_torch.optimizer.binding import Binding
 from unidist_torch.optimizer.gathered_step import CutTensor
@@ -129,7 +130,8 @@ class DistributedOptimizerMixin:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load as torch does; the next update begins afresh. Every rank first completes an exchange under way."""
         self._unidist.complete_exchange()
-        super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
+        with sharing_groups(self):  # type: ignore[arg-type]  # it is an optimizer
+            super().load_state_dict(state_dict)  # type: ignore[misc]  # of the torch optimizer
         self._unidist.state_loaded(state_dict)
 
     @calling("optimizer.state_dict()")
@@ -144,6 +146,11 @@ class DistributedOptimizerMixin:
         if state is None:
             state = super().state_dict()  # type: ignore[misc]  # of the torch optimizer
         axes = self._unidist.model_axes
+        if axes and not isinstance(state, dict):
+            raise UsageError(
+                f"the state_dict() of {type(self).__mro__[2].__name__} is no dict, and has the state of this rank's "
+                "part of the model alone: use ud.save(path, model, optimizer)"
+            )
         return in_no_file(state, axes) if axes else state
 
     @calling("optimizer.add_param_group()")

@@ -240,6 +240,11 @@ class ShardedStep(InnerStep):
         """See `InnerStep.state_loaded`: take the shard of it; before the first update that can wait."""
         self._is_lost = False
         if any(segment.master is not None for segment in self._segments()):
+            if "param_groups" not in state_dict:
+                raise UsageError(
+                    f"load_state_dict() of {self._plain.__name__} takes another form than torch's optimizers, whose "
+                    "types cannot be kept in 16 bits: use ud.save and ud.load"
+                )
             keep_types(self._optimizer, state_dict)
         if not self._is_fresh:
             self._adopt()

@@ -70,22 +70,6 @@ def test_the_form_is_that_of_the_whole_parameter() -> None:
     assert groups_of_whole_tensors(optimizer, shapes={id(part): (400, 300)}) == [True]
 
 
-def test_an_optimizer_that_others_step_within_is_refused() -> None:
-    first, second = parameters()
-
-    class Composed(torch.optim.Optimizer):
-        def __init__(self) -> None:
-            self.within = [torch.optim.SGD([first], lr=0.1), torch.optim.Adam([second])]
-            super().__init__([{"params": [first]}, {"params": [second]}], {})
-
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # of the tests
-            for each in self.within:
-                each.step()
-
-    with pytest.raises(UsageError, match=r"Composed leaves the step to optimizers within it \(SGD, Adam\)"):
-        needs_whole_tensors(Composed())
-
-
 def test_a_step_that_changes_nothing_is_refused() -> None:
     class Still(torch.optim.SGD):
         def step(self, closure: Any = None) -> None:  # type: ignore[override]  # of the tests

@@ -42,6 +42,9 @@ def test_what_the_table_does_not_have_keeps_its_name() -> None:
     muon.check_reads(muon)
     with pytest.raises(CheckpointError, match=r"saved by Muon \(torch\), and Adam \(keras\) cannot go on"):
         KERAS_ADAM.check_reads(muon)
+    for other in (OptimizerNaming(KERAS, ("Muon",)), OptimizerNaming(OPTAX, ("MuonState and ScaleByAdamState",))):
+        with pytest.raises(CheckpointError, match=r"saved by Muon \(torch\), and Muon.* cannot go on"):
+            other.check_reads(muon)
 
 
 def test_units_of_the_learning_rate_are_converted_between_dialects_only() -> None:
