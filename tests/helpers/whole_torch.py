@@ -129,6 +129,11 @@ def _normed(gradient: torch.Tensor) -> torch.Tensor:
     return gradient / (gradient.norm() + 1e-3)
 
 
+def descent_by_norms(params: Any) -> torch.optim.Optimizer:
+    """Return descent by each gradient over its norm."""
+    return Ruled(params, lambda gradient, *_: _normed(gradient))
+
+
 def _quantized(gradient: torch.Tensor) -> torch.Tensor:
     """Round in blocks of 256 elements, as optimizers with 8 bits of state do it to tensors of 4096 and more."""
     if gradient.numel() < 4096:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from whole_torch import descent_by_norms
 
 import unidist.torch as ud
 from unidist.checkpoint.format.interface import placements_of
@@ -38,6 +39,7 @@ class Case:
         step: use `TrainStep` in place of a loop.
         clips: the script clips, in place of a strategy.
         twice: two backward passes before a step.
+        whole: the optimizer looks at whole tensors.
         steps: updates.
         first: number of the first of them.
         loads: folder of a checkpoint to begin with.
@@ -53,6 +55,7 @@ class Case:
     step: bool = False
     clips: bool = False
     twice: bool = False
+    whole: bool = False
     steps: int = STEPS
     first: int = 0
     loads: str = ""
@@ -137,8 +140,10 @@ def make(layer: str) -> Model:
     return model
 
 
-def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """Return one that moves parameters whose gradient is zero, too."""
+def optimizer_of(model: nn.Module, *, whole: bool = False) -> torch.optim.Optimizer:
+    """Return one that moves parameters whose gradient is zero, too; or one that looks at whole tensors."""
+    if whole:
+        return descent_by_norms(model.parameters())
     return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
 
 
@@ -163,7 +168,7 @@ def losses_of(model: nn.Module) -> torch.Tensor | float:
 def alone(case: Case) -> tuple[Parameters, list[float]]:
     """Train in this process, without unidist; return parameters and losses."""
     model = make(case.layer)
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model, whole=case.whole)
     losses = []
     for number in range(case.first + case.steps):
         total = 0.0
@@ -223,7 +228,7 @@ def errors_of(cases: Sequence[Case]) -> dict[str, float | str]:
 
 def _error(case: Case, parameters: Parameters, losses: list[float]) -> float:
     model = make(case.layer)
-    optimizer = optimizer_of(model)
+    optimizer = optimizer_of(model, whole=case.whole)
     rank, size = ud.data_rank(), ud.data_size()
     mine = shares(rank, size, case.uneven)
 

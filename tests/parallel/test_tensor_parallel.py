@@ -312,3 +312,9 @@ def test_checkpoints_have_the_state_of_whole_tensors(
     ]:
         cases = [replace(job, optimizer=name, steps=2, limit=limit) for job in jobs]
         check(cases, rank_pool(size).run(errors_of, (cases,)))
+
+
+def test_cut_tensors_are_not_gathered_where_another_strategy_makes_the_step(rank_pool: RankPoolFactory) -> None:
+    cases = [Case("mlp", f"tensor=2,zero={stage}", "muon") for stage in (1, 2)]
+    for told in rank_pool(2).run(refusals, (cases,)):
+        assert all(re.search(r"MuonWithAdam looks at .* is cut over ranks.*Leave zero", text) for text in told), told

@@ -136,7 +136,7 @@ class Binding:
             raise UsageError(
                 f"{self._plain.__name__} looks at a parameter's whole tensor, and "
                 f"{self._gathered[0].placement.name!r} (with {len(self._gathered) - 1} more) is cut over ranks, where "
-                f"the strategies here ({names}) shard its update as well. Leave zero and precision out, or use an "
+                f"a strategy here ({names}) makes the step in its own way. Leave zero out, or use an "
                 "element-wise optimizer (SGD, Adam, AdamW, RMSprop, ...), or pipeline in place of tensor"
             )
 
