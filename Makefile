@@ -64,7 +64,7 @@ $(JAX_NEWEST_VENV)/bin/python -m pytest --quick $(IN_PARALLEL) $(JAX_TESTS) $(TE
 endef
 # An environment with the libraries that train through a plugin of theirs, and with those of scripts of the field: the
 # extras of setup.cfg, and the tests that need them. Elsewhere those tests are skipped.
-INTEGRATIONS = lightning transformers field ray spark tensorboard mlflow wandb notebook kubernetes
+INTEGRATIONS = lightning transformers torchft field ray spark tensorboard mlflow wandb notebook kubernetes
 INTEGRATION_TESTS = tests/field $(wildcard $(addprefix tests/plugins/unidist_,$(INTEGRATIONS)) \
   $(addprefix tests/examples/,$(INTEGRATIONS)))
 INTEGRATIONS_VENV = $(VENV)-integrations

@@ -21,6 +21,7 @@ LIBRARIES = {
     "unidist_lightning": "lightning",
     "unidist_local_sgd.jax": "jax",
     "unidist_parameter_server.jax": "jax",
+    "unidist_torch_backend.torchft": "torchft",
     "unidist_transformers": "transformers",
 }
 """What the names of a plugin need, and not every environment has."""

@@ -280,6 +280,8 @@ class Communicator(ABC):
     def abort(self, reason: str) -> None:
         """End all pending and later operations of this communicator with PeerLostError, here and on its peers.
 
+        Here they end so even if the communicator is closed before they notice.
+
         Callable from any thread, any number of times. `reason` becomes part of the peers' error message if
         the engine can send it.
         """

@@ -121,6 +121,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
+        self._own_abort = ""  # why this rank aborted the group
         connections.acquire()
 
     # Collectives
@@ -268,7 +269,9 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
     def abort(self, reason: str) -> None:
         """Abort the group; every member gets the reason. Nothing happens if the group is closed."""
         if not self._closed:
-            self._group.abort(self.rank, f"rank {self.rank} called abort: {reason or 'no reason given'}")
+            text = f"rank {self.rank} called abort: {reason or 'no reason given'}"
+            self._own_abort = self._own_abort or text
+            self._group.abort(self.rank, text)
 
     @override
     def close(self) -> None:
@@ -291,10 +294,19 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
     # Inside
 
     def _check_usable(self, what: str) -> None:
-        if self._closed:
-            raise UsageError(f"{what}: this communicator is closed ({self.description})")
+        self._check_open(what)
         if self._group.failure() is not None:
             self._raise_failure(what)
+
+    def _check_open(self, what: str) -> None:
+        if self._closed:
+            raise self._closed_error(what, f"this communicator is closed ({self.description})")
+
+    def _closed_error(self, what: str, text: str) -> Exception:
+        """Return the error for a call on a closed group; what ended it is an abort, if this rank had called one."""
+        if self._own_abort:
+            return PeerLostError(f"{what} on rank {self.rank} ({self.description}): aborted: {self._own_abort}")
+        return UsageError(f"{what}: {text}")
 
     def _post(
         self,
@@ -309,8 +321,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         counts: tuple[int, ...] | None = None,
         counts2: tuple[int, ...] | None = None,
     ) -> Work:
-        if self._closed:
-            raise UsageError(f"{opcode.name.lower()}: this communicator is closed ({self.description})")
+        self._check_open(opcode.name.lower())
         operation = self._group.post(
             opcode,
             source.address,
@@ -328,8 +339,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
     def _message(self, buffer: Buffer, peer: int, *, is_send: bool) -> Work:
         what = f"send to rank {peer}" if is_send else f"recv from rank {peer}"
         _check_operands(what, buffer, buffer, buffer.count)
-        if self._closed:
-            raise UsageError(f"{what}: this communicator is closed ({self.description})")
+        self._check_open(what)
         operation = self._group.message(is_send, peer, buffer.address, buffer.nbytes)
         return self._under_way(operation, what, buffer, buffer)
 
@@ -348,7 +358,7 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
         """Raise the error for an operation that ended without success, and report a timeout to the peers."""
         where = f"{what} on rank {self.rank} ({self.description})"
         if status == Status.CLOSED:
-            raise UsageError(f"{where}: this communicator was closed meanwhile")
+            raise self._closed_error(what, f"this communicator was closed meanwhile ({self.description})")
         if status == Status.MISFIT:
             raise MismatchError(
                 f"{where}: the message has {operation.misfit()} bytes, and the buffer {nbytes}. Make both sizes equal."

@@ -23,6 +23,10 @@ _STOP_SEC = 5.0
 class CompletionTask(Protocol):
     """Something that the thread does when its time has come."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it waits for nothing any more: `poll` would do what is left. Never blocks."""
+
     def poll(self) -> bool:
         """Do it if it can be done now, and return whether it was. Never blocks for a peer, nor raises."""
 
@@ -48,20 +52,32 @@ class Completion:
         """The caller is this thread."""
         return threading.current_thread() is self._thread
 
-    def add(self, task: CompletionTask) -> None:
-        """Do a task after all that were added before."""
+    @property
+    def is_busy(self) -> bool:
+        """Something was issued and is not complete."""
         with self._condition:
-            self._tasks.append(task)
-            self._wake()
+            return not all(task.is_over for task in (*self._tasks, *self._messages))
+
+    def add(self, task: CompletionTask) -> None:
+        """Do a task after all that were added before; at once, on the calling thread, if this one was stopped."""
+        with self._condition:
+            if not self._stopped:
+                self._tasks.append(task)
+                self._wake()
+                return
+        task.poll()
 
     def add_message(self, task: CompletionTask) -> None:
         """Do a task whenever it can be done: messages wait for their sender, not for each other."""
         with self._condition:
-            self._messages.append(task)
-            self._wake()
+            if not self._stopped:
+                self._messages.append(task)
+                self._wake()
+                return
+        task.poll()
 
     def stop(self) -> None:
-        """End the thread; tasks that are left stay undone. Idempotent."""
+        """End the thread, after it has done what can be done at once. Idempotent. From any thread, this one too."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()
@@ -69,8 +85,21 @@ class Completion:
         if thread is not None and thread is not threading.current_thread():
             thread.join(_STOP_SEC)
 
+    def drain(self) -> None:
+        """Do, on the calling thread, what can be done now of the tasks that `stop` left. Does nothing on this thread.
+
+        Where the communicator is closed by then, this is all of them: operations end with an error.
+        """
+        if not self.is_current:
+            self._do_the_rest()
+
+    def _do_the_rest(self) -> None:
+        while self._tasks and self._tasks[0].poll():
+            self._tasks.popleft()
+        self._messages = [message for message in self._messages if not message.poll()]
+
     def _wake(self) -> None:
-        if self._thread is None and not self._stopped:
+        if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=f"unidist {self._name}", daemon=True)
             self._thread.start()
         elif self._sleeps:
@@ -85,7 +114,7 @@ class Completion:
                     self._condition.wait()
                     self._sleeps = False
                 if self._stopped:
-                    return
+                    break
                 head = self._tasks[0] if self._tasks else None
                 messages = list(self._messages)
             moved = False
@@ -104,3 +133,4 @@ class Completion:
             pause = _SHORTEST_PAUSE_SEC if moved else min(2 * pause, _LONGEST_PAUSE_SEC)
             if not moved:
                 time.sleep(pause)
+        self._do_the_rest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,13 +11,15 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from unidist.communicator import Communicator
 from unidist.communicator_capabilities import MakesSubgroups
+from unidist.engine import EngineSpec
 from unidist.engines import check_same, choose
 from unidist.hierarchical import connect_hosts
+from unidist.registry import Registry
 from unidist.rendezvous import Rendezvous, SingleRendezvous
 from unidist.runtime import LocalRendezvous, PluginManager
 from unidist.settings import Settings
 from unidist.topology import Topology
-from unidist_torch_backend.meeting import GroupFacts, GroupMember, check_alive, meet
+from unidist_torch_backend.meeting import GroupFacts, GroupJob, GroupMember, check_alive, meet
 from unidist_torch_backend.store_rendezvous import StoreRendezvous
 
 
@@ -39,7 +42,7 @@ class GroupConnection:
         self.closing.close()
 
 
-def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> GroupConnection:
+def connect(store: Store, rank: int, size: int, timeout: timedelta, job: GroupJob) -> GroupConnection:
     """Connect processes that know a store and nothing else of each other. Collective over them.
 
     Args:
@@ -47,15 +50,17 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world:
         rank: of this process in the group.
         size: of the group.
         timeout: longest wait for the other members, and of the communicator's operations.
-        is_world: the group is the default one.
+        job: that all of them belong to.
 
     Raises:
         ConfigurationError: see `meet`; or no engine connects these processes.
         StalledError, PeerLostError: a member did not come, or died.
     """
-    meeting = meet(store, rank, size, timeout, is_world=is_world)
+    if size == 1:
+        return _connect_alone(timeout)
+    meeting = meet(store, rank, size, timeout, job)
     settings = Settings.read()
-    engines = PluginManager(settings.disabled_plugins).load().engines
+    engines = _engines(settings.disabled_plugins)
     topology = meeting.topology
     with ExitStack() as closing:
         choice = choose(settings.engine, "host", topology, engines, tls=settings.tls)
@@ -80,7 +85,7 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, *, is_world:
         return GroupConnection(made, closing.pop_all(), meeting.members)
 
 
-def connect_alone(timeout: timedelta) -> GroupConnection:
+def _connect_alone(timeout: timedelta) -> GroupConnection:
     """Return a group of this process."""
     from unidist.engines import SingleEngine
 
@@ -115,6 +120,11 @@ def connect_members(
     closing = ExitStack()
     closing.callback(made.close)
     return GroupConnection(made, closing, tuple(members[each] for each in ranks) if members else ())
+
+
+@functools.cache  # to look at what is installed takes longer than to connect, and groups may be formed again and again
+def _engines(disabled_plugins: frozenset[str]) -> Registry[EngineSpec]:
+    return PluginManager(disabled_plugins).load().engines
 
 
 def _meeting_place(meeting: GroupFacts, closing: ExitStack, timeout: timedelta) -> Rendezvous:

@@ -12,13 +12,28 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from unidist.control.messages import RELEASE
 from unidist.errors import ConfigurationError, PeerLostError
 from unidist.settings import read_placement
 from unidist.topology import Topology
 from unidist_torch_backend.store_rendezvous import StoreRendezvous
+
+
+@dataclass(frozen=True)
+class GroupJob:
+    """The job that the members of a group must belong to. Without a name they need not belong to one.
+
+    Args:
+        name: the launcher and its key of the job; "" without one.
+        rank: of this process in the job; None where that says nothing about the group.
+        size: of the job.
+    """
+
+    name: str = ""
+    rank: int | None = None
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +76,7 @@ class GroupFacts:
     members: tuple[GroupMember, ...]
 
 
-def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bool) -> GroupFacts:
+def meet(store: Store, rank: int, size: int, timeout: timedelta, job: GroupJob) -> GroupFacts:
     """Return who the members are. Collective over them.
 
     Args:
@@ -69,22 +84,21 @@ def meet(store: Store, rank: int, size: int, timeout: timedelta, *, is_world: bo
         rank: of this process in the group.
         size: of the group.
         timeout: longest wait for the other members.
-        is_world: the group is the default one.
+        job: of this process.
 
     Raises:
         ConfigurationError: on every member: their sizes, their versions or their jobs differ; or here alone: the rank
             is taken, or the launcher started another number of processes.
         StalledError: a member did not come; names it.
     """
-    job, launched = _own_job()
     if not 0 <= rank < size:
         raise ConfigurationError(f"backend unidist: rank={rank} with world_size={size}: ranks are 0 to {size - 1}")
-    if is_world and launched is not None and launched[0] == rank and size > launched[1]:
+    if job.rank == rank and size > job.size:
         raise ConfigurationError(
-            f"backend unidist, rank {rank}: init_process_group was called with world_size={size}, but {job.split()[0]} "
-            f"started {launched[1]} process(es). Leave world_size out, or start {size}."
+            f"backend unidist, rank {rank}: init_process_group was called with world_size={size}, but "
+            f"{job.name.split()[0]} started {job.size} process(es). Leave world_size out, or start {size}."
         )
-    own = _own_member(job)
+    own = _own_member(job.name, store)
     place = _store_of_this_time(store, rank, own)
     _agree_on_size(place, rank, size)
 
@@ -118,8 +132,10 @@ def topology_of(hosts: Sequence[str], rank: int) -> Topology:
     return Topology(rank, len(hosts), here.index(rank), len(here), order.index(hosts[rank]), len(order))
 
 
-def _own_member(job: str) -> GroupMember:
-    return GroupMember(RELEASE, _own_host(), job, _own_address(), secrets.token_hex(16), os.getpid(), _pid_namespace())
+def _own_member(job: str, store: Store) -> GroupMember:
+    return GroupMember(
+        RELEASE, _own_host(), job, own_address(_store_host(store)), secrets.token_hex(16), os.getpid(), _pid_namespace()
+    )
 
 
 def _read_member(text: bytes) -> GroupMember:
@@ -185,17 +201,18 @@ def _check_jobs(jobs: Sequence[str]) -> None:
         )
 
 
-def _own_job() -> tuple[str, tuple[int, int] | None]:
-    """Return the launcher and the job of this process, and its rank and size there if it is the launcher's process.
+def own_job(*, is_world: bool) -> GroupJob:
+    """Return the job of this process; its rank there too, if the group is the default one and it is the launcher's.
 
     Children that a rank starts by `multiprocessing` inherit its variables, but are no ranks of that job.
     """
     place = read_placement()
     if place.source in ("none", "env://"):  # a few variables that anybody sets, each process on its own
-        return "", None
-    key = "" if place.job_key.startswith("parent=") else f" {place.job_key}"
-    is_child = multiprocessing.parent_process() is not None
-    return place.source + key, None if is_child else (place.topology.rank, place.topology.world_size)
+        return GroupJob()
+    name = place.source + ("" if place.job_key.startswith("parent=") else f" {place.job_key}")
+    if not is_world or multiprocessing.parent_process() is not None:
+        return GroupJob(name)
+    return GroupJob(name, place.topology.rank, place.topology.world_size)
 
 
 def _own_host() -> str:
@@ -216,16 +233,26 @@ def _is_alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
-def _own_address() -> str:
-    """Return the address at which the other members reach this process: the launcher's, else towards MASTER_ADDR."""
+def own_address(towards: str = "") -> str:
+    """Return the address at which other processes reach this one.
+
+    Args:
+        towards: a host that one of them is on; default: MASTER_ADDR. The launcher's address goes before it.
+    """
     place = read_placement().meeting_place
     if place is not None:
         return place.host_address
-    master = os.environ.get("MASTER_ADDR", "")
     try:
-        found = socket.getaddrinfo(master or "localhost", 9, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(towards or os.environ.get("MASTER_ADDR") or "localhost", 9, type=socket.SOCK_DGRAM)
         with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
             probe.connect(found[0][4])  # sends nothing: the system chooses the interface
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
+
+
+def _store_host(store: Store) -> str:
+    """Return the host that serves a store; "" if it is a file, or memory."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.host if isinstance(store, TCPStore) else ""

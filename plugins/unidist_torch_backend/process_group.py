@@ -23,9 +23,11 @@ from unidist_torch.allocator import keep_freed_memory
 from unidist_torch_backend import sparse
 from unidist_torch_backend.arguments import one, one_list, options, reduce_options
 from unidist_torch_backend.completion import Completion
-from unidist_torch_backend.connecting import GroupConnection, connect, connect_alone, connect_members
+from unidist_torch_backend.connecting import GroupConnection, connect, connect_members
+from unidist_torch_backend.meeting import GroupJob, own_job
 from unidist_torch_backend.messages import GroupMessages, GroupReceiveWork
 from unidist_torch_backend.operations import Operations
+from unidist_torch_backend.reconfiguring import Membership, OwnStore
 from unidist_torch_backend.tensors import CallOperation, TensorScratch, buffer, output, plain
 from unidist_torch_backend.works import CallWork, FinishedWork, MessageWork
 
@@ -57,13 +59,28 @@ def make_group(options: Any, backend_options: object = None) -> UnidistProcessGr
     if not members:
         keep_freed_memory()  # DDP and FSDP2 allocate and free buffers of megabytes in every step
     world = None if not members else dist.group.WORLD
-    if size == 1:
-        connection = connect_alone(timeout)
-    elif isinstance(world, UnidistProcessGroup) and isinstance(world.communicator, MakesSubgroups):
+    if size > 1 and isinstance(world, UnidistProcessGroup) and isinstance(world.communicator, MakesSubgroups):
         connection = connect_members(world.connection, members, options.store, rank, timeout)
     else:
-        connection = connect(options.store, rank, size, timeout, is_world=not members)
-    return UnidistProcessGroup(options.store, rank, size, connection, timeout, name=str(options.group_id))
+        connection = connect(options.store, rank, size, timeout, own_job(is_world=not members))
+    return UnidistProcessGroup(options.store, connection, timeout, name=str(options.group_id))
+
+
+def join_group(store: Store, rank: int, size: int, timeout: timedelta, *, name: str) -> UnidistProcessGroup:
+    """Return a process group of processes that need not be of one job, and that torch.distributed does not know.
+
+    Args:
+        store: of the members, with a prefix that no other group has had.
+        rank: of this process in the group.
+        size: of the group.
+        timeout: longest wait for the other members, and of operations.
+        name: of the group.
+
+    Raises:
+        StalledError, PeerLostError: a member did not come, or died.
+    """
+    keep_freed_memory()
+    return UnidistProcessGroup(store, connect(store, rank, size, timeout, GroupJob()), timeout, name=name)
 
 
 class UnidistProcessGroup(_Base):
@@ -74,34 +91,49 @@ class UnidistProcessGroup(_Base):
 
     Args:
         store: PyTorch's, for this group alone.
-        rank: of this process in the group.
-        size: of the group.
         connection: the communicator; closed with the group.
         timeout: longest wait of an operation.
         name: of the group.
     """
 
-    def __init__(
-        self, store: Store, rank: int, size: int, connection: GroupConnection, timeout: timedelta, *, name: str
-    ) -> None:
-        super().__init__(rank, size)  # the other constructor of PyTorch's cannot be subclassed
-        self.communicator: Communicator = connection.communicator
-        self._store = store
-        self.connection = connection
+    def __init__(self, store: Store, connection: GroupConnection, timeout: timedelta, *, name: str) -> None:
+        communicator = connection.communicator
+        super().__init__(communicator.rank, communicator.size)  # PyTorch's other constructor cannot be subclassed
         self._timeout = timeout
         self._name = name
         self._description = "undefined"
-        self._completion = Completion(name)
+        self._issuing = threading.Lock()
+        self._inside: set[int] = set()  # threads that wait in a call
+        self._own_store: OwnStore | None = None
+        self._use(store, connection)
+
+    def _use(self, store: Store, connection: GroupConnection) -> None:
+        """Let this connection carry the group from now on."""
+        self.communicator: Communicator = connection.communicator
+        self.connection = connection
+        self._store = store
+        self._completion = Completion(self._name)
         self._scratch = TensorScratch(self.communicator)
         self._operations = Operations(self.communicator, self._scratch)
         self._messages = GroupMessages(self.communicator)
-        self._issuing = threading.Lock()
         self._recent: deque[dist.Work] = deque(maxlen=_RECENT)
         self._callbacks: GroupConnection | None = None  # for operations that callbacks issue
         self._number = 0
         _open_groups.add(self)
 
     # What PyTorch asks a group for
+
+    def rank(self) -> int:
+        """Return the rank of this process in the group."""
+        return self.communicator.rank
+
+    getRank = rank  # noqa: N815 - C++ asks for it by this name
+
+    def size(self) -> int:
+        """Return the number of ranks in the group."""
+        return self.communicator.size
+
+    getSize = size  # noqa: N815
 
     @property
     def group_name(self) -> str:
@@ -203,17 +235,68 @@ class UnidistProcessGroup(_Base):
         return self._number
 
     def abort(self) -> None:
-        """End all operations under way and later ones with PeerLostError, here and on the other ranks."""
+        """End all operations under way and later ones with PeerLostError, here and on the other ranks.
+
+        From any thread. Threads, connections and memory are released, for PyTorch does not call `shutdown` after this.
+        """
         for connection in self._connections():
             connection.communicator.abort("the process group was aborted")
+        self._release()
 
     def shutdown(self) -> None:
-        """Release threads and memory. Not collective."""
+        """Release threads, connections and memory. Not collective."""
+        self._release()
+        self._own_store = None
+
+    supports_reconfigure = True
+
+    def get_reconfigure_handle(self) -> str:
+        """Return what the other members of a new group need to find this process; the same for as long as it lives."""
+        if self._own_store is None:
+            self._own_store = OwnStore()
+        return self._own_store.handle
+
+    def reconfigure(self, opts: Membership) -> dist.Work:
+        """Go on with other members. Collective over those; operations of the group so far end with PeerLostError.
+
+        After an error the group is of no use until a call with another uuid succeeds.
+
+        Args:
+            opts: the members; `ReconfigureOptions`.
+
+        Returns:
+            A complete work.
+
+        Raises:
+            UsageError: this process is not among the members, or has used the uuid before; the group stays as it is.
+            ConfigurationError: the members were given different handles, or run different versions.
+            StalledError, PeerLostError: a member did not come, or died.
+        """
+        self.get_reconfigure_handle()
+        assert self._own_store is not None, "it has a handle"
+        self._own_store.check(opts)
+        self.retire()
+        limit = opts.timeout or self._timeout
+        store, rank, size = self._own_store.meet(opts, limit)
+        connection = connect(store, rank, size, limit, GroupJob())
+        connection.communicator.timeout = self._timeout
+        self._use(store, connection)
+        return _FINISHED
+
+    def retire(self) -> None:
+        """End the group as `abort` does, but let other ranks complete operations that are complete on this one."""
+        if self._inside or self._completion.is_busy:
+            self.abort()
+        else:
+            self._release()
+
+    def _release(self) -> None:
         _open_groups.discard(self)
         self._completion.stop()
-        self._scratch.clear()
         for connection in self._connections():
             connection.close()
+        self._completion.drain()  # who waits for a future of what is left gets an error
+        self._scratch.clear()
 
     def _connections(self) -> list[GroupConnection]:
         return [connection for connection in (self._callbacks, self.connection) if connection is not None]
@@ -377,7 +460,9 @@ class UnidistProcessGroup(_Base):
         Raises:
             StalledError: ranks did not come; the group is of no use afterwards.
         """
-        self._channel().barrier().wait(timeout or self._timeout)
+        opts = options(None, c10d.BarrierOptions, timeout=timeout)
+        opts.asyncOp = False
+        self.barrier(opts)
 
     # Messages
 
@@ -428,7 +513,7 @@ class UnidistProcessGroup(_Base):
             if isinstance(self.communicator, MakesSubgroups):
                 self._callbacks = connect_members(self.connection, tuple(range(size)), store, rank, self._timeout)
             else:
-                self._callbacks = connect(store, rank, size, self._timeout, is_world=False)
+                self._callbacks = connect(store, rank, size, self._timeout, GroupJob())
         return self._callbacks.communicator
 
     def _start(self, opts: Any, result: Sequence[torch.Tensor], parts: Sequence[CallOperation]) -> dist.Work:
@@ -445,10 +530,15 @@ class UnidistProcessGroup(_Base):
             self._number += 1
             works = [post(channel) for post, _ in parts]
         if not getattr(opts, "asyncOp", True):
-            for work, (_, finish) in zip(works, parts, strict=True):
-                work.wait(limit)
-                if finish is not None:
-                    finish()
+            thread = threading.get_ident()
+            self._inside.add(thread)
+            try:
+                for work, (_, finish) in zip(works, parts, strict=True):
+                    work.wait(limit)
+                    if finish is not None:
+                        finish()
+            finally:
+                self._inside.discard(thread)
             return _FINISHED
         finishes = [finish for _, finish in parts if finish is not None]
         made = CallWork(works, result, finishes, limit, self._completion)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,24 +31,43 @@ _LATE = timedelta(milliseconds=1)
 class GroupFuture(Future[Any]):
     """A future whose callbacks run on the group's thread, in the order in which the script attached them.
 
+    A callback that is attached after the script has waited runs at once, as PyTorch's do: that is the program's order,
+    too. Not so where the operation happens to be complete, which depends on the rank.
+
     A failed one raises the error from `wait` and `value`; in C++ (DistributedDataParallel) reading it raises
     RuntimeError with the error's text.
 
     Args:
         completion: the group's thread.
         is_message: it waits for a message, and operations that were issued later do not wait for it.
+
+    Attributes:
+        was_awaited: the script has waited for it, or for its operation.
     """
 
     def __init__(self, completion: Completion, *, is_message: bool = False) -> None:
         super().__init__()
         self._completion = completion
         self._is_message = is_message
+        self.was_awaited = False
+
+    def wait(self) -> Any:
+        """Return the value when it is there, or raise the operation's error."""
+        try:
+            return super().wait()
+        finally:
+            self.was_awaited = True
 
     def then(self, callback: Callable[[Future[Any]], Any]) -> Future[Any]:
         """Return the future of what `callback` returns, which gets this future when it is complete."""
         child = GroupFuture(self._completion, is_message=self._is_message)
         task = _Callback(self, callback, child)
-        if not (self._completion.is_current and task.poll()):
+        if self.was_awaited:
+            with contextlib.suppress(Exception):
+                super().wait()  # another thread may be about to complete it
+            child.was_awaited = True
+            task.poll()
+        elif not (self._completion.is_current and task.poll()):
             (self._completion.add_message if self._is_message else self._completion.add)(task)
         return child
 
@@ -90,6 +110,11 @@ class _Callback:
         self._future = future
         self._callback = callback
         self._child = child
+
+    @property
+    def is_over(self) -> bool:
+        """See `CompletionTask.is_over`."""
+        return self._future.done()
 
     def poll(self) -> bool:
         """Run it, if the future is complete."""
@@ -137,6 +162,7 @@ class CallWork(_Base):
         self._lock = threading.Lock()
         self._is_done = False
         self._is_awaited = False
+        self._was_awaited = False
         self._error: BaseException | None = None
         self._future: GroupFuture | None = None
         self._is_resolved = False  # the future is complete, or one thread is about to complete it
@@ -151,6 +177,9 @@ class CallWork(_Base):
             self._is_awaited = True
             with self._lock:
                 self._settle(timeout or self._limit)
+        self._was_awaited = True
+        if self._future is not None:
+            self._future.was_awaited = True
         self._resolve()  # C++ asks for the future's value right after this
         if self._error is not None:
             raise self._error
@@ -197,6 +226,7 @@ class CallWork(_Base):
                 self._future = GroupFuture(self._completion, is_message=self._is_message)
         if self._is_done:
             self._resolve()
+        self._future.was_awaited = self._was_awaited
         return self._future
 
     def get_future_result(self) -> Future[Any]:
@@ -209,6 +239,11 @@ class CallWork(_Base):
         done: Future[Any] = Future()
         done.set_result(list(self._result))
         return _c10d._create_work_from_future(done).boxed()
+
+    @property
+    def is_over(self) -> bool:
+        """See `CompletionTask.is_over`."""
+        return self._is_done
 
     def poll(self) -> bool:
         """Complete the future if the operations are complete; the group's thread calls this."""

@@ -93,6 +93,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         self._pid = os.getpid()
         self._closing = threading.Lock()
         self._closed = False
+        self._own_abort = ""  # why this rank aborted the group
         shared.acquire(slot)
 
     # Collectives
@@ -241,7 +242,9 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
     def abort(self, reason: str) -> None:
         """Abort the group; every member gets the reason. Nothing happens if the group is closed, or being closed."""
         if not self._closed:
-            self.group.abort(self.rank, f"rank {self.rank} called abort: {reason or 'no reason given'}")
+            text = f"rank {self.rank} called abort: {reason or 'no reason given'}"
+            self._own_abort = self._own_abort or text
+            self.group.abort(self.rank, text)
 
     @override
     def close(self) -> None:
@@ -309,7 +312,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
 
     def check_open(self) -> None:
         if self._closed:
-            raise UsageError(f"this communicator is closed ({self.description})")
+            raise self._closed_error(f"this communicator is closed ({self.description})")
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -378,7 +381,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         status, peer = unpack(outcome)
         where = f"{what} on rank {self.rank} ({self.description})"
         if status is Status.CLOSED:
-            raise UsageError(f"{where}: another thread closed this communicator")
+            raise self._closed_error(f"{where}: another thread closed this communicator")
         if status is Status.TIMEOUT:
             missing = ([] if waits_for_one else self.group.missing()) or [peer]
             text = (
@@ -393,8 +396,12 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
             raise PeerLostError(text, ranks=(peer,))
         aborted = self.group.aborted()
         if aborted is None:  # closed meanwhile
-            raise UsageError(f"{where}: another thread closed this communicator")
+            raise self._closed_error(f"{where}: another thread closed this communicator")
         raise self._abort_error(*aborted)
+
+    def _closed_error(self, text: str) -> Exception:
+        """Return the error for a call on a closed group; what ended it is an abort, if this rank had called one."""
+        return self._abort_error(self.rank, self._own_abort) if self._own_abort else UsageError(text)
 
     def _abort_error(self, rank: int, reason: str) -> PeerLostError:
         """Return the error for an abort because of `rank`, which called it, died, or did not come."""

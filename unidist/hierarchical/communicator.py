@@ -299,7 +299,7 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._pipeline.end(UsageError(f"this communicator is closed ({self.description})"))
+            self._pipeline.end(self._closed_error("an operation"))
             self._scratch.clear()
             for part in reversed(self._parts):
                 part.close()
@@ -316,12 +316,16 @@ class HierarchicalCommunicator(Communicator, SharesMemory):
         return (self._inner, here.index(rank)) if rank in here else (self._outer, rank)
 
     def _check_open(self, what: str) -> None:
-        if self._closed:
-            raise UsageError(f"{what}: this communicator is closed ({self.description})")
+        if self._closed or self._aborted:
+            raise self._closed_error(what)
+
+    def _closed_error(self, what: str) -> Exception:
+        """Return the error for an operation that an abort or, without one, `close` has ended."""
         if self._aborted:
-            raise PeerLostError(
+            return PeerLostError(
                 f"{what} on rank {self.rank}: this communicator was aborted ({self.description}): {self._aborted}"
             )
+        return UsageError(f"{what}: this communicator is closed ({self.description})")
 
     def _translate(self, what: str, error: BaseException, lane: int) -> BaseException:
         """End the communicator, for other ranks wait in stages that this one will not come to; name ranks of ours."""

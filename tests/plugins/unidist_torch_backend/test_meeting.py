@@ -19,7 +19,7 @@ from unidist.control.messages import RELEASE
 from unidist.errors import ConfigurationError, StalledError
 from unidist.topology import Topology
 from unidist_torch_backend import meeting
-from unidist_torch_backend.meeting import GroupFacts, meet, topology_of
+from unidist_torch_backend.meeting import GroupFacts, GroupJob, meet, own_job, topology_of
 
 SECONDS = timedelta(seconds=30)
 
@@ -33,14 +33,14 @@ def meet_all(
     """Let three threads meet, each a rank; return the meeting or the error of each. `changes`: what ranks tell."""
     plain = meeting._own_member
     told = threading.local()
-    monkeypatch.setattr(meeting, "_own_member", lambda job: dataclasses.replace(plain(job), **told.changes))
+    monkeypatch.setattr(meeting, "_own_member", lambda *args: dataclasses.replace(plain(*args), **told.changes))
     found: list[Any] = [None] * 3
 
     def run(rank: int) -> None:
         told.changes = changes.get(rank, {})
         try:
             store = dist.FileStore(str(folder / "store"), 3)
-            found[rank] = meet(store, rank, sizes[rank], SECONDS, is_world=True)
+            found[rank] = meet(store, rank, sizes[rank], SECONDS, own_job(is_world=True))
         except Exception as exc:
             found[rank] = exc
 
@@ -64,7 +64,7 @@ def test_members_know_each_other_and_one_secret(tmp_path: Path) -> None:
     threads = [
         threading.Thread(
             target=lambda rank=rank: found.append(
-                meet(dist.FileStore(str(tmp_path / "store"), 2), rank, 2, SECONDS, is_world=True)
+                meet(dist.FileStore(str(tmp_path / "store"), 2), rank, 2, SECONDS, own_job(is_world=True))
             )
         )
         for rank in range(2)
@@ -112,14 +112,14 @@ def test_sizes_that_differ_are_one_line_on_every_rank(
 
 def test_a_rank_beyond_the_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="rank=2 with world_size=2: ranks are 0 to 1"):
-        meet(dist.FileStore(str(tmp_path / "store"), 2), 2, 2, SECONDS, is_world=False)
+        meet(dist.FileStore(str(tmp_path / "store"), 2), 2, 2, SECONDS, GroupJob())
 
 
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     store = dist.FileStore(str(tmp_path / "store"), 3)
     store.set("meeting/1/0/2", b"{}".hex())
     with pytest.raises(StalledError, match=r"rank 0 waited 0.2 s for rank\(s\) 1 of a process group of 3"):
-        meet(store, 0, 3, timedelta(seconds=0.2), is_world=True)
+        meet(store, 0, 3, timedelta(seconds=0.2), own_job(is_world=True))
 
 
 def test_a_rank_that_is_taken_is_refused(tmp_path: Path) -> None:
@@ -127,11 +127,11 @@ def test_a_rank_that_is_taken_is_refused(tmp_path: Path) -> None:
     store.add("meetings/0", 1)
     store.set("member/0", "some host/77")
     with pytest.raises(ConfigurationError, match="rank 0 is taken in this store, by process 77"):
-        meet(store, 0, 2, timedelta(seconds=1), is_world=True)
+        meet(store, 0, 2, timedelta(seconds=1), own_job(is_world=True))
 
 
 def test_a_world_larger_than_the_job_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNIDIST_RANK", "0")
     monkeypatch.setenv("UNIDIST_WORLD_SIZE", "2")
     with pytest.raises(ConfigurationError, match=r"world_size=3, but unidist started 2 process\(es\)"):
-        meet(dist.FileStore(str(tmp_path / "store"), 3), 0, 3, SECONDS, is_world=True)
+        meet(dist.FileStore(str(tmp_path / "store"), 3), 0, 3, SECONDS, own_job(is_world=True))
