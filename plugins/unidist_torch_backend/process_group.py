@@ -59,7 +59,10 @@ def make_group(options: Any, backend_options: object = None) -> UnidistProcessGr
     if not members:
         keep_freed_memory()  # DDP and FSDP2 allocate and free buffers of megabytes in every step
     world = None if not members else dist.group.WORLD
-    if size > 1 and isinstance(world, UnidistProcessGroup) and isinstance(world.communicator, MakesSubgroups):
+    if getattr(options, "enable_reconfigure", False):  # of `init_process_group`, from PyTorch 2.14 on
+        connection = connect(options.store, 0, 1, timeout, GroupJob())
+        connection.communicator.abort("the group has no members before the first reconfigure()")
+    elif size > 1 and isinstance(world, UnidistProcessGroup) and isinstance(world.communicator, MakesSubgroups):
         connection = connect_members(world.connection, members, options.store, rank, timeout)
     else:
         connection = connect(options.store, rank, size, timeout, own_job(is_world=not members))

@@ -9,13 +9,18 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
+import torch
+import torch.distributed as dist
+
 from unidist.errors import ConfigurationError, PeerLostError, UsageError
+from unidist_torch_backend.process_group import make_group
 from unidist_torch_backend.reconfiguring import OwnStore, ReconfigureOptions
 
 SECONDS = timedelta(seconds=20)
@@ -120,6 +125,22 @@ def test_a_first_member_that_has_ended_is_named() -> None:
     with pytest.raises(PeerLostError, match=r"rank 1 of 2 could not reach rank 0 at .* within 0.5 s") as caught:
         own.meet(ReconfigureOptions(1, [handle, own.handle]), timedelta(seconds=0.5))
     assert caught.value.ranks == (0,)
+
+
+def test_a_group_that_is_formed_later_refuses_operations_until_then() -> None:
+    """`init_process_group(enable_reconfigure=True)` of PyTorch 2.14: a process that joins has nobody to connect to."""
+    asked = SimpleNamespace(
+        store=dist.HashStore(), group_rank=1, group_size=3, timeout=SECONDS, global_ranks_in_group=[], group_id="world",
+        enable_reconfigure=True,
+    )  # fmt: skip
+    group = make_group(asked)
+    value = torch.ones(3)
+    with pytest.raises(PeerLostError, match=r"no members before the first reconfigure\(\)"):
+        group.allreduce([value])
+    group.reconfigure(ReconfigureOptions(1, [group.get_reconfigure_handle()]))
+    group.allreduce([value]).wait()
+    assert (group.rank(), group.size(), value.tolist()) == (0, 1, [1.0] * 3)
+    group.shutdown()
 
 
 def test_own_stores_leave_no_thread_and_no_descriptor_behind() -> None:
