@@ -36,6 +36,8 @@ _SEEN = "_unidist_seen_class"
 class TorchPrecision(PrecisionBinding):
     """See `PrecisionBinding`."""
 
+    rounds_updates = True
+
     @override
     def prepare(self, model: torch.nn.Module, precision: Precision) -> torch.nn.Module:
         """See `PrecisionBinding.prepare`.

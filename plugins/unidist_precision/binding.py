@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 
 class PrecisionBinding(ABC):
-    """Mixed precision for one framework. Made without arguments."""
+    """Mixed precision for one framework. Made without arguments.
+
+    Attributes:
+        rounds_updates: optimizers of this framework can keep their state in 16 bits, see `Precision.rounding`.
+    """
+
+    rounds_updates: ClassVar[bool] = False
 
     @abstractmethod
     def prepare(self, model: Any, precision: Precision) -> Any:

@@ -12,7 +12,7 @@ from unidist.buffer import DType
 from unidist.cost_model.memory import WorkingMemory
 from unidist.cost_model.memory_interface import EstimatesMemory
 from unidist.errors import ConfigurationError
-from unidist.gradients.precision import LossScaling, Precision
+from unidist.gradients.precision import LossScaling, Precision, Rounding
 from unidist.strategy.interface import ChoosesPrecision, Plan, Strategy
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
         loss_scale: fp16: the loss is multiplied by it at first; default 65536.
         growth_interval: fp16: the scale doubles after so many updates without an overflow, and halves at each one; 0
             keeps it as it is. Default 2000.
+        states: bf16: parameters and optimizer state are kept in bfloat16, and no master weights beside them; fp32, the
+            default: what is updated has 32 bits.
+        rounding: of what `states=bf16` keeps, after each update: stochastic (the default), or nearest.
     """
 
     name: ClassVar[str] = "precision"
@@ -56,6 +59,8 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
     reduce: Name | None = None
     loss_scale: float | None = None
     growth_interval: int | None = None
+    states: Literal["fp32", "bf16"] | None = None
+    rounding: Literal["stochastic", "nearest"] | None = None
 
     def validate(self, plan: Plan) -> None:
         """Check the options against each other, and `reduce` against what the gradients are."""
@@ -71,14 +76,43 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
             raise ConfigurationError(
                 f"precision:growth_interval={self.growth_interval}: give a number of updates, or 0 for a fixed scale"
             )
+        self._check_states(plan)
         sharded = _shards_updates(plan)
-        if self.reduce not in (None, "fp32") and not (sharded and self.reduce == self.dtype):
+        if self.reduce == "fp32" and self.states == "bf16" and not sharded:
+            raise ConfigurationError(
+                "precision=bf16:states=bf16:reduce=fp32: without zero, gradients of 16 bits are added up in their own "
+                "type; leave reduce out, or add zero=1"
+            )
+        narrow = sharded or self.states == "bf16"
+        if self.reduce not in (None, "fp32") and not (narrow and self.reduce == self.dtype):
             raise ConfigurationError(
                 f"precision={self.dtype}:reduce={self.reduce}: 16-bit gradients are added up in their own type or in "
                 "fp32, and without zero they are float32; to let those travel in 16 bits use "
                 f"data:compression={self.reduce}"
             )
         self.precision(plan)
+
+    def _check_states(self, plan: Plan) -> None:
+        if self.states == "bf16" and plan.runs_steps is not None:
+            raise ConfigurationError(
+                f"precision=bf16:states=bf16 and {plan.runs_steps.name}: a weight that two parts of the model share "
+                "would be rounded in two ways; leave states out"
+            )
+        if self.states == "bf16" and (plan.owns_parameters is not None or plan.steps_alone):
+            raise ConfigurationError(
+                f"precision=bf16:states=bf16 and {plan.owner.name}: it is for parameters that all ranks update "
+                "together; leave states out"
+            )
+        if self.states == "bf16" and self.dtype != "bf16":
+            raise ConfigurationError(
+                f"precision={self.dtype}:states=bf16: parameters and state are kept in one type; use "
+                "precision=bf16:states=bf16"
+            )
+        if self.rounding is not None and self.states != "bf16":
+            raise ConfigurationError(
+                f"precision:rounding={self.rounding} is for what states=bf16 keeps in 16 bits; add states=bf16, or "
+                "leave rounding out"
+            )
 
     @override
     def precision(self, plan: Plan) -> Precision:
@@ -90,11 +124,14 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
                 scaling = replace(scaling, initial=self.loss_scale)
             if self.growth_interval is not None:
                 scaling = replace(scaling, growth_interval=self.growth_interval or None)
+        is_narrow = self.states == "bf16"
         return Precision(
             compute,
-            parameters=compute if _shards_updates(plan) else DType.FLOAT32,
+            parameters=compute if is_narrow or _shards_updates(plan) else DType.FLOAT32,
+            master=compute if is_narrow else DType.FLOAT32,
             reduce=None if self.reduce is None else DTYPES[self.reduce],
             scaling=scaling,
+            rounding=Rounding(self.rounding or Rounding.STOCHASTIC) if is_narrow else None,
         )
 
     @override
@@ -102,7 +139,12 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
         if self.dtype == "fp32":
             return model
         framework = context.plugins.framework_of(model)
-        return self._binding(framework, context).prepare(model, self.precision(plan))
+        binding = self._binding(framework, context)
+        if self.states == "bf16" and not binding.rounds_updates:
+            raise ConfigurationError(
+                f"precision=bf16:states=bf16 is for PyTorch, and this model is of {framework.name}; leave states out"
+            )
+        return binding.prepare(model, self.precision(plan))
 
     def attach(self, model: Any, update: Update, framework: Framework) -> None:
         """Let the model compute in its types from now on."""

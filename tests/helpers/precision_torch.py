@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import unidist.torch as ud
+import unidist_zero
 from unidist.settings.environment import set_variables
 
 
@@ -256,3 +257,45 @@ def copies(strategy: str) -> list[str]:
             exact = torch.nn.functional.linear(torch.ones(1, 2), first, model.bias)
             equal = [str(torch.equal(each(torch.ones(1, 2)), exact)) for each in (model, *made)]
         return [*equal, *(type(each).__name__ for each in made), str(isinstance(model, torch.nn.Linear))]
+
+
+def kept_in_bf16(strategy: str) -> dict[str, Any]:
+    """Train where the sums of gradients over ranks are exact; return parameters and state, as bits, and their types."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randint(-2, 3, (8, 4, 24), generator=generator).float()  # steps, samples, features
+    targets = torch.randint(-1, 2, (8, 4, 10), generator=generator).float()
+    with Started(strategy):
+        torch.manual_seed(0)
+        model: Any = torch.nn.Sequential(torch.nn.Linear(24, 10), torch.nn.Linear(10, 10, bias=False))
+        model[1].requires_grad_(False)
+        torch.nn.init.eye_(model[1].weight)
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        model, optimizer = ud.distribute(model, optimizer)
+        for step in range(8):
+            mine = slice(ud.data_rank(), None, ud.data_size())
+            optimizer.zero_grad()
+            (model(inputs[step, mine]) * targets[step, mine]).sum(1).mean().backward()
+            optimizer.step()
+        state = optimizer.state_dict()["state"]
+        kept = {f"{number} {name}": value for number, each in state.items() for name, value in each.items()}
+        with unidist_zero.gathered(model):
+            kept |= {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        return {
+            "types": {name: str(value.dtype) for name, value in kept.items() if value.dim()},
+            "bits": {name: value.float().flatten().tolist() for name, value in kept.items()},
+        }
+
+
+def small_updates(strategy: str) -> float:
+    """Train with updates far below the distance of neighbours in bfloat16; return how far the weights came."""
+    with Started(strategy):
+        model: Any = torch.nn.Linear(1000, 1, bias=False)
+        torch.nn.init.ones_(model.weight)
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=2.0**-10)
+        model, optimizer = ud.distribute(model, optimizer)
+        for _ in range(64):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1000)).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            return float(1 - model.weight.float().mean())

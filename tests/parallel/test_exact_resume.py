@@ -19,7 +19,7 @@ pytestmark = pytest.mark.parallel
 STRATEGIES = [
     "data", "accumulate=3", "clip_norm=0.1", "precision=bf16", "precision=fp16", "zero=1", "zero=2", "zero=3",
     "zero=3:shared=false", "zero=2,precision=bf16", "tensor=2", "pipeline=2", "activations=recompute:blocks=0",
-    "local_sgd=3",
+    "local_sgd=3", "precision=bf16:states=bf16", "zero=2,precision=bf16:states=bf16",
 ]  # fmt: skip
 
 

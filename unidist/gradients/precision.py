@@ -16,6 +16,9 @@ The strategy with the capability `ChoosesPrecision` prepares the model before an
   that strategy keeps a master copy of its shard of each parameter whose `master_dtype` differs, in that type (made from
   the parameter before the first step, after rank 0's were broadcast). It updates the copy, and writes the rounded
   result to the parameter. Optimizer state has the master's type. Gradients are added up in `reduce_dtype`.
+- With `rounding`, whether updates are sharded or not, the model's float32 parameters are converted to `parameters`, and
+  nothing is kept in more bits: `master` is the same type, that of optimizer state too. The binding computes each update
+  in float32, and rounds what it has updated.
 
 Parameters of types other than float32 (including float64) are not converted; `master_dtype` applies to 16-bit ones,
 wherever they come from. `GradientExchange.pending_factor` is the factor for a reduced gradient that is converted to the
@@ -25,9 +28,20 @@ master's type; it includes one over the loss scale.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from unidist.buffer import DType
 from unidist.errors import ConfigurationError
+
+
+class Rounding(StrEnum):
+    """The ways to bring an update that was computed in float32 to the 16 bits in which its results are kept."""
+
+    STOCHASTIC = "stochastic"
+    """To either neighbour, with the probability that makes the mean of many the value. Equal on ranks that hold the
+    same element, whatever their number."""
+    NEAREST = "nearest"
+    """To the nearest neighbour. Updates below half the distance to it are lost."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,8 @@ class Precision:
         master: type in which 16-bit parameters are updated, in a copy kept by the strategy that shards updates.
         reduce: type in which 16-bit gradients are added up over the ranks; None: their own type.
         scaling: of the loss; None if gradients cannot vanish.
+        rounding: of parameters and optimizer state after each update, where they are kept in 16 bits and nothing is in
+            more; None: a binding has masters, or parameters have 32 bits.
     """
 
     compute: DType
@@ -67,6 +83,7 @@ class Precision:
     master: DType = DType.FLOAT32
     reduce: DType | None = None
     scaling: LossScaling | None = None
+    rounding: Rounding | None = None
 
     def parameter_dtype(self, dtype: DType) -> DType:
         """Return the type in which a parameter that the script made as `dtype` is stored."""

@@ -8,9 +8,10 @@ from unidist_torch.optimizer.clone import clone_for, options_of
 from unidist_torch.optimizer.elementwise import groups_of_whole_tensors, needs_closure, needs_whole_tensors
 from unidist_torch.optimizer.gathered_step import CutTensor
 from unidist_torch.optimizer.inner_step import InnerStep, WholeStep, has_sharded_state, refuse_scaler
+from unidist_torch.optimizer.narrow_step import ElementRange, NarrowStep, SteppedTensor
 
 __all__ = [
-    "CutTensor", "InnerStep", "WholeStep", "clip_grad_norm_", "clip_grad_value_", "clone_for",
-    "groups_of_whole_tensors", "has_sharded_state", "needs_closure", "needs_whole_tensors", "options_of",
-    "refuse_scaler",
+    "CutTensor", "ElementRange", "InnerStep", "NarrowStep", "SteppedTensor", "WholeStep", "clip_grad_norm_",
+    "clip_grad_value_", "clone_for", "groups_of_whole_tensors", "has_sharded_state", "needs_closure",
+    "needs_whole_tensors", "options_of", "refuse_scaler",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,23 +10,25 @@ import torch
 from unidist_torch.models.guarded_parameter import plain_use
 
 
-def scaled_step(plain: type[torch.optim.Optimizer], optimizer: torch.optim.Optimizer, grad_scaler: Any) -> Any:
-    """Do the step of class `plain`, with unscaled gradients, unless one has overflowed; returns what it returns.
+def scaled_step(
+    step: Callable[[torch.optim.Optimizer], Any], optimizer: torch.optim.Optimizer, grad_scaler: Any
+) -> Any:
+    """Do a step, with unscaled gradients, unless one has overflowed; returns what it returns.
 
     Args:
-        plain: the optimizer's class before it was bound.
+        step: of the optimizer's class before it was bound, or in its place.
         optimizer: the optimizer.
         grad_scaler: torch's GradScaler, or None.
     """
     if grad_scaler is None:
         with plain_use():
-            return plain.step(optimizer)
+            return step(optimizer)
     unscale(optimizer, grad_scaler)
     state = grad_scaler._per_optimizer_states[id(optimizer)]
     if any(found.item() for found in state["found_inf_per_device"].values()):
         return None
     with plain_use():
-        return plain.step(optimizer)
+        return step(optimizer)
 
 
 def unscale(optimizer: torch.optim.Optimizer, grad_scaler: Any) -> None:

@@ -17,6 +17,7 @@ from unidist.errors import UsageError
 from unidist.optim.update import Update
 from unidist_torch.models import plain_use
 from unidist_torch.optimizer.grad_scaler import scaled_step
+from unidist_torch.optimizer.narrow_step import ElementRange, NarrowStep, SteppedTensor
 
 if TYPE_CHECKING:
     from unidist.checkpoint.format.interface import KeepsState
@@ -130,6 +131,7 @@ class WholeStep(InnerStep):
         self._update = update
         self._parameters: Sequence[torch.Tensor] = ()
         self._views: Sequence[torch.Tensor | None] = ()
+        self._narrow = NarrowStep.wanted(update.options.precision, plain)
 
     @property
     @override
@@ -154,7 +156,24 @@ class WholeStep(InnerStep):
     @override
     def step(self, grad_scaler: Any) -> Any:
         """Step. The gradients are reduced, so every rank's scaler finds the same overflows."""
-        return scaled_step(self._plain, self._optimizer, grad_scaler)
+        return scaled_step(self._step, self._optimizer, grad_scaler)
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> Any:
+        if self._narrow is None:
+            return self._plain.step(optimizer)
+        numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        tensors = [
+            SteppedTensor(parameter, group, [ElementRange(numbers[id(parameter)], 0, 0, parameter.numel())])
+            for group, options in enumerate(optimizer.param_groups)
+            for parameter in options["params"]
+            if id(parameter) in numbers
+        ]
+        for before in list(optimizer._optimizer_step_pre_hooks.values()):
+            before(optimizer, (), {})
+        result = self._narrow.step(optimizer, tensors, self._update.step)
+        for after in list(optimizer._optimizer_step_post_hooks.values()):
+            after(optimizer, (), {})
+        return result
 
     @override
     def skip(self) -> None:

@@ -155,7 +155,7 @@ class AdasumBinding:
         trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
         with torch.no_grad():
             starts = [parameter.detach().clone() for parameter in trained]
-            scaled_step(self._plain, self._optimizer, grad_scaler)
+            scaled_step(self._plain.step, self._optimizer, grad_scaler)
             pending = []
             for number, (parameter, start) in enumerate(zip(trained, starts, strict=True)):
                 compressed, ctx = self._compression.compress(parameter.detach() - start)

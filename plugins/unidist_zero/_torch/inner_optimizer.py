@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unidist_torch.optimizer.clone import clone_for, options_of
+from unidist_torch.optimizer.narrow_step import NarrowStep, SteppedTensor
 from unidist_torch.parameter_states import ParameterState, ParameterStates
 from unidist_zero._torch.parameters.offload import StateMemory
 from unidist_zero._torch.segments import SegmentTensor
@@ -23,14 +24,20 @@ class InnerOptimizer:
         outer: the script's optimizer.
         plain: its class before it was bound.
         memory: where the state is kept; None: beside the parameters.
+        narrow: steps where parameters and state are kept in 16 bits; None: the class does.
     """
 
     def __init__(
-        self, outer: torch.optim.Optimizer, plain: type[torch.optim.Optimizer], memory: StateMemory | None = None
+        self,
+        outer: torch.optim.Optimizer,
+        plain: type[torch.optim.Optimizer],
+        memory: StateMemory | None = None,
+        narrow: NarrowStep | None = None,
     ) -> None:
         self._outer = outer
         self._plain = plain
         self._memory = memory
+        self._narrow = narrow
         self._segments: list[SegmentTensor] = []
         self._inner = clone_for(outer, plain, [[] for _ in outer.param_groups])
         self._states = ParameterStates(self._inner)
@@ -64,13 +71,20 @@ class InnerOptimizer:
         for hook in list(self._outer._optimizer_step_pre_hooks.values()):
             hook(self._outer, (), {})
 
-    def step(self) -> Any:
-        """Update every segment that has a gradient; returns what the optimizer's class returns."""
+    def step(self, tensors: Iterable[SteppedTensor], number: int) -> Any:
+        """Update every segment that has a gradient; returns what the optimizer's class returns.
+
+        Args:
+            tensors: the leaves of the segments.
+            number: of the update.
+        """
         outer, inner = self._outer, self._inner
         for group, options in zip(inner.param_groups, outer.param_groups, strict=True):
             group.update(options_of(options))
         memory = self._memory
-        if memory is None:
+        if self._narrow is not None:
+            result = self._narrow.step(inner, tensors, number)
+        elif memory is None:
             result = self._plain.step(inner)
         else:
             fused = _fuse(inner.param_groups)

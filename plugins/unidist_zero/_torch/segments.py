@@ -13,6 +13,7 @@ from unidist.runtime import context
 from unidist_torch.gradients.parameters import shaped
 from unidist_torch.host_copies import HostCopy
 from unidist_torch.memory import is_dense
+from unidist_torch.optimizer.narrow_step import ElementRange, SteppedTensor
 from unidist_torch.parameter_states import ParameterState
 from unidist_zero._torch.parameters.offload import StateMemory
 from unidist_zero.sharding.partition import Piece, Segment, join_segments
@@ -96,8 +97,8 @@ class SegmentTensor:
         gradient = self._gradient() if fetched is None else fetched.wait()
         if self.master is not None:
             gradient = gradient.to(self.master).mul_(factor)
-        elif factor != 1.0:
-            gradient = gradient * factor
+        elif factor != 1.0 or gradient.dtype is not self.leaf.dtype:
+            gradient = (gradient * factor).to(self.leaf.dtype)
         self.leaf.grad = self._formed(gradient)
 
     def write_back(self) -> None:
@@ -129,6 +130,18 @@ class SegmentTensor:
             changed = kept.to(current.dtype) != current
             if not changed.is_cpu or changed.any():
                 kept.copy_(torch.where(changed, current.to(kept.dtype), kept))
+
+    def stepped(self, first: int) -> SteppedTensor:
+        """Return the leaf as a tensor that an optimizer steps on.
+
+        Args:
+            first: number of the exchange's first parameter among all.
+        """
+        ranges = [
+            ElementRange(first + piece.parameter, piece.start, piece.offset - self.span.offset, piece.count)
+            for piece in self.pieces
+        ]
+        return SteppedTensor(self.leaf, self.group, ranges)
 
     def is_slot(self, value: Any) -> bool:
         """Return whether an entry of the optimizer's state has an element for each of the leaf's."""

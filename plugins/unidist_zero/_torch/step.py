@@ -17,6 +17,7 @@ from unidist_torch.memory import memory_kind
 from unidist_torch.models import leave_uncompiled, plain_use
 from unidist_torch.optimizer.elementwise import needs_whole_tensors
 from unidist_torch.optimizer.inner_step import InnerStep, refuse_scaler
+from unidist_torch.optimizer.narrow_step import NarrowStep, SteppedTensor
 from unidist_zero._torch.checkpoint import ShardedOptimizerState
 from unidist_zero._torch.inner_optimizer import InnerOptimizer
 from unidist_zero._torch.parameters import stage3
@@ -114,7 +115,8 @@ class ShardedStep(InnerStep):
             refuse_device_steps(optimizer.param_groups, self._offload)
         if self._units is not None:
             self._units.offload = self._offload
-        self._inner = InnerOptimizer(optimizer, plain, self._offload)
+        narrow = NarrowStep.wanted(update.options.precision, plain)
+        self._inner = InnerOptimizer(optimizer, plain, self._offload, narrow)
         self._shards: list[ParameterShard] = []
         self._parameters: Sequence[torch.Tensor] = ()
         self._present: list[bool] = []
@@ -182,6 +184,7 @@ class ShardedStep(InnerStep):
             self._model.publish_writes()
         begin = 0
         groups = self._groups()
+        stepped: list[SteppedTensor] = []
         fetched: list[tuple[SegmentTensor, float]] = []
         for shard in self._shards:
             # What the script has taken out of its optimizer's groups is left alone.
@@ -197,12 +200,13 @@ class ShardedStep(InnerStep):
                 segment.fetch(gradient=is_stepped)
                 if is_stepped:
                     fetched.append((segment, shard.exchange.pending_factor))
+                    stepped.append(segment.stepped(begin))
             begin += len(shard.parameters)
         for segment in self._segments():
             segment.follow_parameters()
         for segment, factor in fetched:
             segment.set_gradient(factor)
-        result = self._inner.step()
+        result = self._inner.step(stepped, self._update.step)
         with torch.no_grad():
             for segment in self._segments():
                 segment.leaf.grad = None

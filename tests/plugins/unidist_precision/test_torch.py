@@ -137,3 +137,31 @@ def test_a_model_of_which_nothing_is_called_is_reported_once(rank_pool: RankPool
 def test_a_scaled_loss_needs_the_model_to_be_called(rank_pool: RankPoolFactory) -> None:
     for found in rank_pool(2).run(precision_torch.called, ("precision=fp16", "parts")):
         assert "called Sequential, a module in it, from outside of its forward" in found["error"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", ",zero=1", ",zero=2", ",zero=3", ",zero=3:shared=false", ",zero=2:whole=true", ",zero=1:bucket_mb=0.0004"],
+)
+def test_state_in_bf16_is_the_same_on_any_number_of_ranks(rank_pools: PartPools, line: str) -> None:
+    alone = rank_pools.get(1).run(precision_torch.kept_in_bf16, ("precision=bf16:states=bf16",))[0]
+    assert set(alone["types"].values()) == {"torch.bfloat16"}
+    assert len(alone["types"]) == 7
+    for found in rank_pools.get(2).run(precision_torch.kept_in_bf16, (f"precision=bf16:states=bf16{line}",)):
+        assert found == alone
+    nearest = rank_pools.get(1).run(precision_torch.kept_in_bf16, ("precision=bf16:states=bf16:rounding=nearest",))[0]
+    assert nearest["bits"] != alone["bits"]
+
+
+@pytest.mark.parametrize("line", ["", ",zero=1"])
+def test_small_updates_are_not_lost_where_state_in_bf16_is_rounded_stochastically(
+    rank_pools: PartPools, line: str
+) -> None:
+    pool = rank_pools.get(2)
+    assert pool.run(precision_torch.small_updates, (f"precision=bf16:states=bf16:rounding=nearest{line}",)) == [
+        0.0,
+        0.0,
+    ]
+    one, other = pool.run(precision_torch.small_updates, (f"precision=bf16:states=bf16{line}",))
+    assert one == other
+    assert abs(one - 64 / 1024) < 0.003
