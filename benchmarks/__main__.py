@@ -305,6 +305,9 @@ def _defence_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list
         with_it, without = (found[f"{strategy}: later step, {name}"] for name in ("both", "neither"))
         detail = f"{duration(with_it)}, without {duration(without)}"
         rows.append(Row(f"defences, {strategy}: later step, of none", with_it / without, "x", "at most", 1.03, detail))
+    with_it, without = (found[f"data: later step, {name}"] for name in ("replay=1", "neither"))
+    detail = f"{duration(with_it)}, without {duration(without)}: every 1000 steps {(with_it / without - 1) / 10:.2f} %"
+    rows.append(Row("--verify replay=1, data: later step, of none", with_it / without, "x", "at most", 3.2, detail))
     with_it, without = (found[f"4 KB, {name}"] for name in ("both", "neither"))
     detail = f"{duration(with_it)}, without {duration(without)}"
     rows.append(Row("defences: all-reduce of 4 KB by name, of none", with_it / without, "x", "at most", 1.05, detail))

@@ -31,6 +31,8 @@ VARIANTS = {
     "no --verify": {"UNIDIST_VERIFY": "off", "UNIDIST_DEADLOCK_SEC": "2"},
     "neither": {"UNIDIST_VERIFY": "off", "UNIDIST_DEADLOCK_SEC": "0"},
 }
+REPLAY, REPLAYED = "replay=1", "data"
+"""Every step computes its batch twice before it trains on it; measured with this strategy alone."""
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -76,15 +78,16 @@ def measure(output: str, repetitions: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     meeting = gloo_meeting()
-    names = [(variant, strategy) for strategy in STRATEGIES for variant in VARIANTS]
+    variants = {**VARIANTS, REPLAY: {"UNIDIST_VERIFY": REPLAY, "UNIDIST_DEADLOCK_SEC": "0"}}
+    names = [(variant, strategy) for strategy in STRATEGIES for variant in VARIANTS] + [(REPLAY, REPLAYED)]
     found: dict[str, list[float]] = {}
     for repetition in range(-1, repetitions):
         for turn in range(len(names)):
             variant, strategy = names[(turn + max(repetition, 0)) % len(names)]
-            os.environ.update(VARIANTS[variant], UNIDIST_STRATEGY=strategy)
+            os.environ.update(variants[variant], UNIDIST_STRATEGY=strategy)
             ud.init()
             seconds = train(strategy)
-            if strategy == "data":
+            if strategy == "data" and variant in VARIANTS:
                 seconds |= small_allreduce()
             ud.shutdown()
             if repetition >= 0:
