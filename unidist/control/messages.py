@@ -15,8 +15,8 @@ from unidist.control.codec import Message
 from unidist.launcher import SideProcess
 from unidist.topology import Topology
 
-PROTOCOL = 1
-"""Changes whenever a message changes, here or in `unidist.waits`: a test sees to it."""
+PROTOCOL = 2
+"""Changes whenever a message changes: here, in `unidist.waits`, or between ranks that train. A test sees to it."""
 
 RELEASE = f"{__version__} (protocol {PROTOCOL})"
 """What has to be equal on all hosts of a job."""

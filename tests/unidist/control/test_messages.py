@@ -10,6 +10,10 @@ from typing import Any, get_args, get_type_hints
 
 from unidist.control.codec import Message
 from unidist.control.messages import PROTOCOL
+from unidist.negotiation import OperationKind, Request
+from unidist.negotiation._carried import CARRIED_BYTES, MOST_RANKS
+from unidist.negotiation._wire import BLOCK_BYTES, encode_block, encode_request
+from unidist.optim.script_position import NUM_FLAGS, ScriptPlace, notice_of
 
 MODULES = (
     "unidist.control.messages",
@@ -19,7 +23,19 @@ MODULES = (
     "unidist_parameter_server.wire.messages",
 )
 
-DIGESTS = {1: "506b66577e67c1bb"}
+BETWEEN_RANKS = {
+    "block of a cycle of named operations": (
+        BLOCK_BYTES,
+        encode_block([1, 515], 7),
+        encode_block([3], 0, carries=True),
+    ),
+    "data that go with it": (CARRIED_BYTES, MOST_RANKS),
+    "request in full": encode_request("x", Request("x", OperationKind.BARRIER).signature),
+    "notice of an update": notice_of(bytes(NUM_FLAGS), ScriptPlace(2, 1, 3, 1, 4, (0.5,))),
+}
+"""What ranks send each other with the gradients and named operations of a training."""
+
+DIGESTS = {1: "506b66577e67c1bb", 2: "75695e73b24dd57b"}
 """What the messages of each protocol look like. New ones get a new row: older rows do not change."""
 
 
@@ -46,7 +62,8 @@ def outline(module: str) -> str:
 
 
 def test_a_change_of_messages_changes_the_protocol() -> None:
-    digest = hashlib.sha256("\n".join(map(outline, MODULES)).encode()).hexdigest()[:16]
+    text = "\n".join([*map(outline, MODULES), repr(BETWEEN_RANKS)])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     assert {PROTOCOL: digest}.items() <= DIGESTS.items(), (
         f"messages have changed since protocol {PROTOCOL}. Set PROTOCOL in unidist/control/messages.py to "
         f"{max(DIGESTS) + 1}, and add the row {max(DIGESTS) + 1}: {digest!r} to DIGESTS here"
