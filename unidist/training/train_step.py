@@ -91,6 +91,11 @@ class PlannedStep(ABC):
         self._make_runner: Any = None if runs is None else runs.step_runner(framework, context.current())
         self._replay = context.current().owned(Replay)
         self._replay.is_used = True
+        if self._replay.every and plan.steps_alone:
+            raise ConfigurationError(
+                f"--verify replay={self._replay.every}: the ranks compare in one step, and with this strategy each "
+                "steps when it is done. Leave replay out"
+            )
         self._looks = context.current().on_nonfinite != "off"
         self._training: StepTraining | None = None
         self._has_begun = False

@@ -12,8 +12,10 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from unidist.buffer import Buffer, DType
+from unidist.communicator import ReduceOp
 from unidist.errors import ReplayError
-from unidist.negotiation import allgather_object
+from unidist.negotiation import OperationKind, Request, allgather_object
 
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
@@ -69,12 +71,20 @@ class Replay:
         first, second = compute(), compute()
         names = [*first, *(name for name in second if name not in first)]
         differing = tuple(name for name in names if first.get(name) != second.get(name))
+        if not self._is_anywhere(bool(differing)):
+            return
         everyone: list[_Differing] = allgather_object(
             self._runtime.operations(), _Differing(socket.gethostname(), differing), name="verify replay"
         )
-        found = [(rank, each) for rank, each in enumerate(everyone) if each.names]
-        if found:
-            raise ReplayError(_message(step, found))
+        raise ReplayError(_message(step, [(rank, each) for rank, each in enumerate(everyone) if each.names]))
+
+    def _is_anywhere(self, is_here: bool) -> bool:
+        """Return whether it is so on some rank; ranks that have joined take part with a zero."""
+        flag = Buffer.allocate(1, DType.UINT8)
+        flag.bytes()[0] = is_here
+        request = Request("verify replay found", OperationKind.ALLREDUCE, flag, flag, (1,), ReduceOp.MAX)
+        self._runtime.operations().submit(request).wait()
+        return bool(flag.bytes()[0])
 
     def warn_if_unused(self, caller: str) -> None:
         """Warn on rank 0 that a loop of the script's own is not computed again."""

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from unidist.elastic.batches import BatchShare, Position
-from unidist.errors import PluginError, UsageError
+from unidist.errors import ConfigurationError, PluginError, UsageError
 from unidist.observation import stacks
 from unidist.runtime import context
 from unidist.training import PlannedStep, SampleWeight, Trees
+from unidist.verification import Replay
 
 
 class Rows(list[float]):
@@ -99,6 +100,27 @@ def test_ranks_that_step_alone_take_no_mean() -> None:
     assert "mean" not in step.events
     step._mean_loss_of([1, 2])
     assert step.events[-2:] == ["evaluate", "mean"]
+
+
+def test_a_batch_is_computed_twice_before_it_is_trained_on() -> None:
+    context.current().owned(Replay).every = 2
+
+    class Digested(Recorded):
+        def _digests_of(self, batch: tuple[Any, ...]) -> dict[str, bytes]:
+            self.events.append("digest")
+            return {"the loss": b""}
+
+    step = Digested(plan())
+    for _ in range(3):
+        step._train([1, 2])
+    kept = [event for event in step.events if event in ("digest", "update")]
+    assert kept == ["digest", "digest", "update", "digest", "digest", "update", "update"]
+
+
+def test_ranks_that_step_alone_are_not_compared() -> None:
+    context.current().owned(Replay).every = 2
+    with pytest.raises(ConfigurationError, match="--verify replay=2: the ranks compare in one step"):
+        Recorded(plan(alone=True))
 
 
 def test_evaluation_and_outputs_are_of_the_newest_parameters() -> None:

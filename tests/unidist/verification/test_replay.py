@@ -8,17 +8,30 @@ from typing import Any
 import pytest
 
 from unidist.errors import ReplayError
+from unidist.negotiation import Request
 from unidist.settings.environment import Verify
 from unidist.topology import Topology
 from unidist.verification import replay
 from unidist.verification.replay import Replay
 
 
-def made(every: int, rank: int = 0) -> Replay:
+class Operations:
+    """Those of two ranks, of which the other one has found something, or not."""
+
+    def __init__(self, other: bool) -> None:
+        self.other = other
+
+    def submit(self, request: Request) -> Any:
+        data = request.target.bytes()
+        data[0] = max(data[0], self.other)
+        return SimpleNamespace(wait=lambda: None)
+
+
+def made(every: int, rank: int = 0, operations: Operations | None = None) -> Replay:
     runtime: Any = SimpleNamespace(
         settings=SimpleNamespace(verify=Verify(replay=every)),
         topology=Topology(rank, 2, rank, 2),
-        operations=lambda: None,
+        operations=lambda: operations,
     )
     return Replay(runtime)
 
@@ -36,7 +49,7 @@ def compared(monkeypatch: pytest.MonkeyPatch, found: list[dict[str, bytes]], oth
 
     monkeypatch.setattr(replay, "allgather_object", everyone)
     monkeypatch.setattr("socket.gethostname", lambda: "a")
-    made(1).compare(7, iter(found).__next__)
+    made(1, operations=Operations(bool(other))).compare(7, iter(found).__next__)
 
 
 def test_equal_digests_are_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
