@@ -1,9 +1,9 @@
 """The ranks of the PyTorch benchmarks meet over gloo, which is nobody's engine here.
 
-PyTorch imports `torch.distributed.nn.functional` when a first optimizer is made, and the defaults of its functions keep
-the group that there is at that time. Its threads are then there when Python ends, and the release of a last result in
-one of them aborts the process (seen with 2.13, in one of ten runs under load). Imported before there is a group, as
-here, it keeps none.
+PyTorch imports `torch.distributed.nn.functional` when the first optimizer is made. The default arguments of its
+functions then hold a reference to the default group, so gloo's threads outlive `destroy_process_group`, and one that
+frees a result while the interpreter shuts down aborts the process (with 2.13, in one of ten runs under load). Importing
+the module before the group exists, as here, avoids that.
 """
 
 from __future__ import annotations

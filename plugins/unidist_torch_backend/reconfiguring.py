@@ -1,7 +1,7 @@
 """How processes find each other for a new group without a common store: each serves one, and passes its address on.
 
-The address is the process's handle. Whoever decides who goes on (a program of the user, an agent) gathers handles and
-gives the same list to all; they meet in the store of the first. This is the protocol of PyTorch's `_reconfigure`.
+The address is the process's handle. The program or agent that chooses the members gathers their handles and gives the
+same list to all of them; they meet in the store of the first. This is the protocol of PyTorch's `_reconfigure`.
 """
 
 from __future__ import annotations

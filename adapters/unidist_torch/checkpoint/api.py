@@ -135,7 +135,7 @@ def redistribute(
         strict: tensors that only one of the models has are an error; else what both have is taken, with a warning.
 
     Returns:
-        On ranks that get the whole model, a state dict in host memory of its own. Else None.
+        On ranks that get the whole model, a state dict in new host memory. Else None.
 
     Raises:
         CheckpointError: names, shapes or types do not fit, on this or another rank; names the tensors.

@@ -3,7 +3,7 @@
 A value between two neighbours becomes the upper one with the probability of its distance to the lower one, so the
 mean of many roundings is the value: updates that are far smaller than the distance of the neighbours are not lost, as
 they are where each is rounded to the nearest. The random number of an element is a hash of its index, and of a key for
-its parameter, its step and its use. So whoever rounds it, on whichever rank, gets the same.
+its parameter, its step and its use. So every rank that rounds it gets the same result.
 """
 
 from __future__ import annotations
