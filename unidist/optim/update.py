@@ -519,14 +519,15 @@ class Update:
 
     def applied(self) -> None:
         """Start the next window, after the inner step."""
-        self.context.recorder.end("step")
+        context = self.context
+        context.recorder.end("step")
         self.reset_window()
         self.step += 1
         if self.actors is not None:
             self.actors.count_update()
         for strategy in self.strategies:
             strategy.on_step(self.step)
-        self.context.step_applied(self.step)
+        context.step_applied(self.step)
 
     def reset_window(self) -> None:
         """Start the next window without an update: the passes of the current one are dropped."""
