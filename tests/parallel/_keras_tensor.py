@@ -158,6 +158,13 @@ MODELS: dict[str, Callable[..., Any]] = {
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.01),
+    "muon": lambda: keras.optimizers.Muon(0.01, weight_decay=0.1),
+    "muon for all": lambda: keras.optimizers.Muon(
+        0.01, exclude_embeddings=False, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
+    ),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+    "lamb": lambda: keras.optimizers.Lamb(0.01, weight_decay=0.1),
+    "lion": lambda: keras.optimizers.Lion(0.01, weight_decay=0.1),
 }
 
 

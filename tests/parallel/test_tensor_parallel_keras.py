@@ -17,6 +17,7 @@ import numpy as np
 from _keras_tensor import (
     BATCH,
     LENGTH,
+    MODELS,
     OPTIMIZERS,
     WIDTH,
     Block,
@@ -27,7 +28,6 @@ from _keras_tensor import (
     error_of,
     loss,
     mixing,
-    positions,
     recording,
     runtime,
     train,
@@ -67,6 +67,13 @@ def rank_pools(tensorflow_pools: PartPools) -> PartPools:
         (4, "dense", "adamw", "tensor=2,zero=1,clip_norm=0.05", {"clip": 0.05}),
         (4, "dense", "sgd", "tensor=2,zero=2", {}),
         (4, "one block", "adamw", "tensor=4", {}),
+        (2, "one block", "muon", "tensor=2", {}),
+        (4, "dense", "muon", "tensor=2,clip_norm=0.05", {"clip": 0.05}),
+        (2, "dense", "muon", "tensor=2,accumulate=2", {}),
+        (2, "positions", "muon for all", "tensor=2", {}),
+        (3, "positions", "adafactor", "tensor=3", {}),
+        (2, "dense", "lamb", "tensor=2", {"fit": True}),
+        (2, "dense", "lion", "tensor=2", {}),
     ],
 )
 def test_the_numbers_of_one_process(
@@ -101,6 +108,27 @@ def test_without_the_sums_over_tokens_the_numbers_are_others(tensorflow_pools: P
                 return error_of("one block", "sgd", "tensor=2:sequence=true")
         finally:
             SequenceAxis.summed_gradients = kept
+
+    assert min(tensorflow_pools.get(2, engine="shm").run(main)) > 1e-3
+
+
+def test_without_the_gradients_of_the_other_ranks_the_step_of_a_whole_tensor_is_another(
+    tensorflow_pools: PartPools,
+) -> None:
+    def main() -> float:
+        from unidist_tensorflow.optimizer import gathered_step
+
+        kept = gathered_step._Axis._exchange
+
+        def alone(axis: Any, cut: Any, own: Any) -> Any:
+            first = float(axis._communicator.rank == 0)
+            return kept(axis, cut, [(value, [part * first for part in parts]) for value, parts in own])
+
+        gathered_step._Axis._exchange = alone  # type: ignore[method-assign]  # in this block only
+        try:
+            return error_of("dense", "muon", "tensor=2")
+        finally:
+            gathered_step._Axis._exchange = kept  # type: ignore[method-assign]
 
     assert min(tensorflow_pools.get(2, engine="shm").run(main)) > 1e-3
 
@@ -165,21 +193,22 @@ def test_cross_entropy_of_cut_logits_is_that_of_whole_ones(
         assert made == [("allreduce", 8 * size) for size in sizes]
 
 
-def test_checkpoints_load_at_any_division(tensorflow_pools: PartPools, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "chosen"), [("positions", "sgd"), ("dense", "muon")])
+def test_checkpoints_load_at_any_division(tensorflow_pools: PartPools, tmp_path: Path, kind: str, chosen: str) -> None:
     def save(strategy: str, folder: Path) -> Any:
         with runtime():
-            _, model, optimizer = train("positions", "sgd", strategy)
+            _, model, optimizer = train(kind, chosen, strategy)
             ud.save(folder, model, optimizer)
-            return np.asarray(model(data("positions")[0][0], training=False))
+            return np.asarray(model(data(kind)[0][0], training=False))
 
     def load(strategy: str, folder: Path, trained: bool) -> Any:
         with runtime() as current:
             if trained:
-                _, model, optimizer = train("positions", "sgd", strategy)  # another state than that which is loaded
+                _, model, optimizer = train(kind, chosen, strategy)  # another state than that which is loaded
             else:
-                model, optimizer = distribute(positions(seed=6), OPTIMIZERS["sgd"](), strategy)
+                model, optimizer = distribute(MODELS[kind](seed=6), OPTIMIZERS[chosen](), strategy)
             ud.load(folder, model, optimizer)
-            x, y = data("positions")[0][0], data("positions")[1][0]
+            x, y = data(kind)[0][0], data(kind)[1][0]
             rank, size = current.axis_rank("data"), current.axis_size("data")
             before = np.asarray(model(x, training=False))
             model.compile(optimizer, loss(), jit_compile=False)
@@ -249,7 +278,7 @@ def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools, tmp_path: Path)
             (keras.Sequential([keras.layers.Dense(3)]), "tensor=2", None),
             (dense(), "tensor=2:sequence=true", None),
             (mixing(), "tensor=2:sequence=true", None),
-            (dense(), "tensor=2", keras.optimizers.Adafactor()),
+            (dense(), "tensor=2,zero=1", keras.optimizers.Muon()),
             (dense(), "tensor=2", keras.optimizers.SGD(global_clipnorm=1.0)),
         ):
             with runtime():
@@ -268,7 +297,7 @@ def test_what_cannot_be_cut_is_said(tensorflow_pools: PartPools, tmp_path: Path)
         "must have its variables",
         "no layers that are made of cut layers",
         "mean over the sequence",
-        "looks at a variable's whole tensor",
+        "is cut over ranks, where a strategy here",
         "clip_norm",
     ]
     for messages in tensorflow_pools.get(2, engine="shm").run(main):

@@ -40,6 +40,7 @@ from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.optimizer.acting import ActingStep
+from unidist_tensorflow.optimizer.gathered_step import CutVariable, GatheredStep
 from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, is_of_keras
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 
@@ -55,6 +56,7 @@ class Binding(WeightsLoss, SharesStatistics):
         optimizer: the optimizer, already of its new class.
         plain: its class before.
         update: the framework-free side.
+        gathered: the variables that are cut, if the optimizer looks at whole ones.
 
     Attributes:
         distributed_update: see Args.
@@ -63,7 +65,7 @@ class Binding(WeightsLoss, SharesStatistics):
         groups: lists of variables whose gradients travel together, or None; until the first update.
     """
 
-    def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
+    def __init__(self, optimizer: Any, plain: type[Any], update: Update, gathered: Sequence[CutVariable] = ()) -> None:
         self.scale_local = True
         self.groups: Sequence[Sequence[Any]] | None = None
         self._optimizer = optimizer
@@ -80,14 +82,25 @@ class Binding(WeightsLoss, SharesStatistics):
         self._passes_vary = False
         self._host_functions: list[HostFunction] = []
         self._acting = ActingStep(update, self._host_functions)
+        self._gathered = gathered
         self.inner = self._make_inner()
         if update.actors is not None:
             check_keeps_parameters(self.inner, update.actors.names)
 
     def _make_inner(self) -> InnerStep:
-        brings = self._update.inner_steps
+        brings, gathered = self._update.inner_steps, self._gathered
+        if brings is None and gathered:
+            return GatheredStep(self._optimizer, self._plain, self._update, gathered)
         if brings is None:
             return WholeStep(self._optimizer, self._plain, self._variable_and_slots)
+        if gathered:
+            names = ", ".join(strategy.name for strategy in self._update.strategies)
+            raise UsageError(
+                f"{self._plain.__name__} looks at a variable's whole tensor, and {gathered[0].placement.name!r} (with "
+                f"{len(gathered) - 1} more) is cut over ranks, where a strategy here ({names}) makes the step in its "
+                "own way. Leave zero out, or use an element-wise optimizer (SGD, Adam, AdamW, RMSprop, ...), or "
+                "pipeline in place of tensor"
+            )
         make = brings.inner_step(TensorFlowFramework(), self._update.context)
         made = make(self._optimizer, self._plain, self._update)
         if not isinstance(made, InnerStep):
@@ -190,10 +203,10 @@ class Binding(WeightsLoss, SharesStatistics):
         self.broadcast_initial()
         self._started = True
         update = self._update
-        whole = update.inner_steps is None and update.rules is None and update.actors is None
+        plainly = update.inner_steps is None and update.rules is None and update.actors is None
         is_alone = update.num_ranks == 1 and not update.context.is_elastic  # else others may come
-        if whole and is_alone and update.accumulation.passes == 1:
-            self._plain.apply(self._optimizer, gradients, variables)
+        if plainly and is_alone and update.accumulation.passes == 1 and isinstance(self.inner, WholeStep):
+            self.inner.apply(gradients, variables)
             self._count([])
             return
         self._set_up()

@@ -181,7 +181,7 @@ class WholeStep(InnerStep):
             reduced.append(
                 entry.gradient if entry.place is None else tensor_of(exchange, result, entry.place, sparse=sparse)
             )
-        self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
+        self.apply(reduced, [entry.variable for entry in entries])
 
     @override
     def exchange_outputs(self, exchange: FusedExchange, entries: Sequence[Entry]) -> ExchangeOutputs:
@@ -208,8 +208,12 @@ class WholeStep(InnerStep):
                 each.assign(tf.where(is_present, tf.convert_to_tensor(each), before))
 
         with restoring(self._optimizer, restore):
-            self._plain.apply(self._optimizer, reduced, [entry.variable for entry in entries])
+            self.apply(reduced, [entry.variable for entry in entries])
         return [gradient for gradient in by_place.values() if not isinstance(gradient, tf.IndexedSlices)]
+
+    def apply(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> None:
+        """Let the optimizer update variables of the model by gradients that need no exchange, or have had it."""
+        self._plain.apply(self._optimizer, gradients, variables)
 
     @override
     def finalize(self, variables: Sequence[Any]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from unidist.optim.update import Update
 from unidist_keras import mixin
 from unidist_tensorflow.optimizer.acting import KerasTrainedState
 from unidist_tensorflow.optimizer.binding import Binding
+from unidist_tensorflow.optimizer.gathered_step import CutVariable
 
 
 class DistributedOptimizerMixin(mixin.DistributedOptimizerMixin):
@@ -23,12 +24,17 @@ class DistributedOptimizerMixin(mixin.DistributedOptimizerMixin):
         return super().scale_loss(loss) if scaled is None else scaled  # type: ignore[misc]  # of an optimizer
 
 
-def bind(optimizer: Any, update: Update, *, names: Mapping[str, Any] | None = None) -> Any:
-    """Bind `update` to a Keras 3 optimizer; see `unidist.optim.BindsOptimizers`. Keras names its variables itself."""
+def bind(
+    optimizer: Any, update: Update, *, names: Mapping[str, Any] | None = None, gathered: Sequence[CutVariable] = ()
+) -> Any:
+    """Bind `update` to a Keras 3 optimizer; see `unidist.optim.BindsOptimizers`. Keras names its variables itself.
+
+    Collective if variables are to be `gathered`: those that are cut, if the optimizer looks at whole ones.
+    """
     mixin.check_plain(optimizer)
     plain = type(optimizer)
     optimizer.__class__ = mixin.bound_class(plain, DistributedOptimizerMixin)
-    binding = Binding(optimizer, plain, update)
+    binding = Binding(optimizer, plain, update, gathered)
     optimizer.__dict__["_unidist"] = binding
     update.trained = KerasTrainedState(optimizer, lambda: binding.variables)
     return optimizer

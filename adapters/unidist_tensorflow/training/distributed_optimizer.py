@@ -43,7 +43,7 @@ from unidist_tensorflow.optimizer.legacy import bind_legacy, check_legacy
 from unidist_tensorflow.optimizer.mixin import bind
 from unidist_tensorflow.optimizer.pairs import PairReduction
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
-from unidist_tensorflow.training.divided_model import check_optimizer, prepare_to_divide
+from unidist_tensorflow.training.divided_model import prepare_to_divide, variables_to_gather
 from unidist_tensorflow.training.divided_training import DividedTraining
 from unidist_tensorflow.training.elastic_fit import ElasticFit
 from unidist_tensorflow.training.lazy_init import check_deferred
@@ -198,9 +198,8 @@ class KerasDistribution(Distribution):
                     "float32 and use --strategy precision=fp16, by which all ranks skip a step together"
                 )
             self.optimizer = keras.optimizers.LossScaleOptimizer(self.optimizer, name="loss_scale_optimizer")
-        if divided:
-            check_optimizer(self.model, self.optimizer)
-        bind(self.optimizer, update)
+        gathered = variables_to_gather(self.model, self.optimizer) if divided else []
+        bind(self.optimizer, update, gathered=gathered)
         synchronize(self.model)
 
     @override

@@ -10,6 +10,7 @@ from unidist_keras.checkpoint import stable_paths
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.operations.functions import broadcast_variables
 from unidist_tensorflow.optimizer.elementwise import needs_whole_variables
+from unidist_tensorflow.optimizer.gathered_step import CutVariable
 
 if TYPE_CHECKING:
     from unidist.runtime.context import Context
@@ -35,8 +36,12 @@ def prepare_to_divide(model: Any, optimizer: Any, runtime: Context) -> None:
     runtime.divide()
 
 
-def check_optimizer(model: Any, optimizer: Any) -> None:
-    """Raise UsageError if an optimizer cannot update this rank's part of a divided model by itself."""
+def variables_to_gather(model: Any, optimizer: Any) -> list[CutVariable]:
+    """Return the variables that are cut, if an optimizer looks at whole ones.
+
+    Raises:
+        UsageError: it cannot update this rank's part of a divided model, or nobody says over which ranks it is cut.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     for option in ("global_clipnorm", "clipnorm"):
         if getattr(inner, option, None) is not None:
@@ -45,15 +50,21 @@ def check_optimizer(model: Any, optimizer: Any) -> None:
                 "use --strategy clip_norm=..., which takes the norm over all ranks"
             )
     places = placements_of(model)
-    cut, forms = [], []
+    cut: list[CutVariable] = []
+    forms, unknown = [], []
     for path, variable in stable_paths(model.trainable_variables).items():
-        whole = places.placement(path, tuple(variable.shape), dtype_of(variable)).shape
-        forms.append((str(variable.path), whole))
-        if whole != tuple(variable.shape):
-            cut.append(path)
-    if needs_whole_variables(inner, None, forms) and cut:  # asked in any case: it refuses what looks at all variables
+        placement = places.placement(path, tuple(variable.shape), dtype_of(variable))
+        forms.append((str(variable.path), placement.shape))
+        if placement.shape != tuple(variable.shape):
+            axis = places.cut_axis(path)
+            cut += [] if axis is None else [CutVariable(variable, placement, axis)]
+            unknown += [path] if axis is None else []
+    if not needs_whole_variables(inner, None, forms):  # asked in any case: it refuses what looks at all variables
+        return []
+    if unknown:
         raise UsageError(
-            f"{type(inner).__name__} looks at a variable's whole tensor, and {cut[0]!r} (with {len(cut) - 1} more) is "
-            "cut over ranks. Use an element-wise optimizer (SGD, Adam, AdamW, RMSprop, ...), or pipeline and zero, "
-            "which leave variables whole"
+            f"{type(inner).__name__} looks at a variable's whole tensor, and {unknown[0]!r} (with {len(unknown) - 1} "
+            "more) is cut over ranks by a strategy that does not say over which. Use an element-wise optimizer (SGD, "
+            "Adam, AdamW, RMSprop, ...), or pipeline and zero, which leave variables whole"
         )
+    return cut

@@ -84,6 +84,11 @@ class TensorPlacements(PlacesParameters):
         """See `PlacesParameters.gradient_axis`. The path is Keras' own."""
         return self._inner.gradient_axis(path)
 
+    @override
+    def cut_axis(self, path: str) -> str | None:
+        """See `PlacesParameters.cut_axis`; the path is a stable one."""
+        return AXIS if path in self._placements else self._inner.cut_axis(path)
+
 
 @dataclass(frozen=True)
 class _CutModel:
