@@ -155,6 +155,14 @@ MODELS: dict[str, Callable[..., Any]] = {
     "dense": dense,
     "shared": shared,
 }
+
+
+def without_decay(optimizer: Any) -> Any:
+    """Let the biases be as they are."""
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adamw": lambda: keras.optimizers.AdamW(0.01),
@@ -163,7 +171,7 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
         0.01, exclude_embeddings=False, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2
     ),
     "adafactor": lambda: keras.optimizers.Adafactor(0.01),
-    "lamb": lambda: keras.optimizers.Lamb(0.01, weight_decay=0.1),
+    "lamb": lambda: without_decay(keras.optimizers.Lamb(0.01, weight_decay=0.1)),
     "lion": lambda: keras.optimizers.Lion(0.01, weight_decay=0.1),
 }
 

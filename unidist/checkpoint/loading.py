@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +11,14 @@ from typing import Any
 from unidist.checkpoint.agreement import agree
 from unidist.checkpoint.format import directory
 from unidist.checkpoint.format.interface import KeepsState, SavedSection
+from unidist.checkpoint.format.joined import JoinedSection
 from unidist.checkpoint.format.mapping import NameMapping, mapped_section
 from unidist.checkpoint.format.reader import Checkpoint, Convert
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
+
+OPTIMIZER = "optimizer"
+"""The section of an optimizer; of several by name "optimizer.NAME"."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,17 @@ def load(
     with ExitStack() as stack:
         checkpoint: Checkpoint | None = None
         parts: dict[str, tuple[KeepsState, SavedSection]] = {}
+        names: dict[str, frozenset[str]] = {}
         try:
             checkpoint = stack.enter_context(Checkpoint(folder, convert=convert, report=report))
+            sources = {}
             for name, state in states(checkpoint).items():
-                parts[name] = (state, mapped_section(checkpoint, name, options.mapping, convert))
-            names = {name: frozenset(state.names()) for name, (state, _) in parts.items()}
+                sources[name] = sources_of(name, checkpoint.index.sections)
+                parts[name] = (state, _section(checkpoint, sources[name], options.mapping, convert))
+            own = {name: frozenset(state.names()) for name, (state, _) in parts.items()}
+            names = {}
+            for name in own:  # what another state takes from the same section is not left over
+                names[name] = frozenset().union(*(own[each] for each in own if sources[each] == sources[name]))
         except Exception as exc:
             error, names = exc, {}
         check_parts(communicator, parts, names, error, strict=options.strict, what=what)
@@ -111,6 +121,32 @@ def load(
         agree(communicator, None, error, what)
     assert checkpoint is not None
     return checkpoint
+
+
+def sources_of(name: str, saved: Collection[str]) -> tuple[str, ...]:
+    """Return the sections of a checkpoint that a state is loaded from; most have one of their name.
+
+    Several optimizers may become one, and one may become several, each for some of the parameters.
+
+    Args:
+        name: of the section that the state would be saved as.
+        saved: the names of the sections that there are.
+    """
+    base, _, own = name.partition(".")
+    if name not in saved and base == OPTIMIZER:
+        several = tuple(each for each in saved if each.startswith(f"{base}."))
+        return (base,) if own and base in saved else several if several and not own else (name,)
+    return (name,)
+
+
+def _section(
+    checkpoint: Checkpoint, sources: Sequence[str], mapping: NameMapping, convert: Convert | None
+) -> SavedSection:
+    sections = {name: mapped_section(checkpoint, name, mapping, convert) for name in sources}
+    if len(sections) == 1:
+        return sections[sources[0]]
+    what = f"the sections {', '.join(map(repr, sources))} of {checkpoint.folder}, together,"
+    return JoinedSection(sections, what=what, report=checkpoint.report)
 
 
 def check_parts(

@@ -49,8 +49,9 @@ class StateLayout:
         slots: those that belong to parameters.
         others: positions of the other ones, by path.
         counts: positions of those among the others that count updates.
-        rates: likewise, that are the learning rate of `optax.inject_hyperparams`.
-        naming: the names of the slots.
+        rates: likewise, that are the learning rate of `optax.inject_hyperparams`, if all parameters have one.
+        naming: of the optimizer.
+        namings: of the slots of each parameter; None of one without slots beside others of several families.
     """
 
     slots: Sequence[SlotLeaf]
@@ -58,6 +59,7 @@ class StateLayout:
     counts: Sequence[int]
     rates: Sequence[int]
     naming: OptimizerNaming
+    namings: Sequence[OptimizerNaming | None]
 
 
 def layout_of(params: Any, state: Any) -> StateLayout:
@@ -91,8 +93,15 @@ def layout_of(params: Any, state: Any) -> StateLayout:
         for position, place, prefix in found
     ]
     rates = [position for path, position in others.items() if path.endswith("hyperparams/learning_rate")]
+    if any("hyperparams/" in path and path.endswith("_learning_rate") for path in others):
+        rates = []  # that of some parameters is another one
     counts = [position for path, position in others.items() if path.rpartition("/")[2] == _COUNT]
-    return StateLayout(slots, others, counts, rates, _naming(slots))
+    of_each: list[list[SlotLeaf]] = [[] for _ in parameters]
+    for slot in slots:
+        of_each[slot.parameter].append(slot)
+    naming = _naming(slots)
+    namings = [naming if naming.family is not None else _naming(own) if own else None for own in of_each]
+    return StateLayout(slots, others, counts, rates, naming, namings)
 
 
 def _owner(path: tuple[Any, ...], leaf: Any, places: dict[tuple[Any, ...], int]) -> tuple[int | None, tuple[Any, ...]]:
@@ -107,7 +116,11 @@ def _owner(path: tuple[Any, ...], leaf: Any, places: dict[tuple[Any, ...], int])
 
 
 def _naming(slots: Sequence[SlotLeaf]) -> OptimizerNaming:
-    """Return the naming by the classes that have slots: of the one family that they belong to, if it is one."""
+    """Return the naming by the classes that have slots: of the one family that they belong to, if it is one.
+
+    Args:
+        slots: of all parameters, or of one.
+    """
     owners = list(dict.fromkeys(slot.owner for slot in slots)) or [_PLAIN_SGD]
     families = {owner: family for owner in owners if (family := OptimizerNaming(OPTAX, (owner,)).family) is not None}
     known = {owner: {slot.names.get(OPTAX) for slot in family.slots} for owner, family in families.items()}

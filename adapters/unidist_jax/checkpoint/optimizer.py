@@ -13,7 +13,7 @@ from unidist.checkpoint.format.interface import KeepsState, PlacesParameters, Pl
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo, slot_name, split_slot
-from unidist.checkpoint.format.slots import OPTAX
+from unidist.checkpoint.format.slots import OPTAX, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
 from unidist_jax.checkpoint.layout import SlotLeaf, layout_of
 from unidist_jax.checkpoint.model import tree_of
@@ -56,7 +56,7 @@ class OptimizerState(KeepsState):
         self._is_sharded = pieces is not None
         self._leaves, self._structure = jax.tree.flatten(state)
         layout = layout_of(params, state)
-        self._slots, self._naming = layout.slots, layout.naming
+        self._slots, self._naming, self._namings = layout.slots, layout.naming, layout.namings
         self._counts, self._rates = layout.counts, layout.rates
         self._others = {path: place for path, place in layout.others.items() if _is_plain(self._leaves[place])}
 
@@ -76,6 +76,9 @@ class OptimizerState(KeepsState):
         for place in self._rates[:1]:
             record.groups["0"]["learning_rate"] = plain_of(self._leaves[place])
         record.group_of = {each.name: "0" for each in self._parameters}
+        for each, naming in zip(self._parameters, self._namings, strict=True):
+            if naming is not None:
+                record.add_family(each.name, naming)
         steps = self._steps()
         record.scalars = {self._parameters[place].name: {STEP: count} for place, count in steps.items()}
         return record.values()
@@ -83,8 +86,7 @@ class OptimizerState(KeepsState):
     def _steps(self) -> dict[int, float]:
         """Return the number of updates of each parameter; empty where nothing depends on it."""
         of_all = [float(self._leaves[place]) for place in self._counts]
-        family = self._naming.family
-        if not of_all and family is not None and family.counts_steps:
+        if not of_all and any(naming is not None and naming.counts_steps for naming in self._namings):
             of_all = [0.0]  # optax does not count them here; others do, and use it for nothing but their own options
         if not of_all:
             return {}
@@ -98,8 +100,9 @@ class OptimizerState(KeepsState):
     @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
         placements = {each.name: each.placement for each in self._parameters}
-        record = OptimizerRecord.check(section, self._naming, placements, strict=strict)
-        own = {self._name(slot): slot for slot in self._slots}
+        namings = dict(zip(placements, self._namings, strict=True))
+        record = OptimizerRecord.check(section, self._naming, placements, strict=strict, naming_of=namings.__getitem__)
+        own = {self._saved_name(slot, record): slot for slot in self._slots}
         problems = []
         for name, info in section.tensors.items():
             path, kind = split_slot(name)
@@ -114,6 +117,12 @@ class OptimizerState(KeepsState):
             problems += [f"{name} was not saved" for name in own if name not in section.tensors]
             differing = sorted(self._others.keys() ^ _others(record).keys())
             problems += [f"{path} is in only one of them" for path in differing]
+        elif (
+            strict
+            and not any(STEP in each for each in record.scalars.values())
+            and any(slot.count is not None and name in section.tensors for name, slot in own.items())
+        ):
+            problems.append("it does not say how many updates there were, which this optimizer counts")
         if problems:
             listed = "; ".join(problems[:_MOST_LISTED]) + ("; ..." if len(problems) > _MOST_LISTED else "")
             raise CheckpointError(
@@ -126,7 +135,7 @@ class OptimizerState(KeepsState):
         record = OptimizerRecord.of(section.values)
         leaves = list(self._leaves)
         for slot in self._slots:
-            place, name = self._place(slot), self._name(slot)
+            place, name = self._place(slot), self._saved_name(slot, record)
             if place is not None and name in section.tensors:
                 like = leaves[slot.leaf]
                 factor = self._factor(slot, record)
@@ -153,12 +162,21 @@ class OptimizerState(KeepsState):
             for place in self._rates:
                 leaves[place] = leaf_of(rates.copy().pop(), leaves[place], "learning_rate")
 
-    def _name(self, slot: SlotLeaf) -> str:
-        return slot_name(self._parameters[slot.parameter].name, self._naming.neutral(slot.slot))
+    def _naming_of(self, slot: SlotLeaf) -> OptimizerNaming:
+        return self._namings[slot.parameter] or self._naming
+
+    def _neutral(self, slot: SlotLeaf) -> str:
+        return self._naming_of(slot).neutral(slot.slot)
+
+    def _saved_name(self, slot: SlotLeaf, record: OptimizerRecord) -> str:
+        """Return the name under which a slot was saved."""
+        path = self._parameters[slot.parameter].name
+        return slot_name(path, record.slot_of(path, self._neutral(slot), self._naming_of(slot)))
 
     def _factor(self, slot: SlotLeaf, record: OptimizerRecord) -> float:
-        rate = record.learning_rate(self._parameters[slot.parameter].name)
-        return self._naming.factor(self._naming.neutral(slot.slot), record.naming, rate)
+        path = self._parameters[slot.parameter].name
+        saved, options = record.naming_of(path), record.options_of(path)
+        return self._naming_of(slot).factor(self._neutral(slot), saved, options)
 
     def _place(self, slot: SlotLeaf) -> tuple[TensorInfo, Part] | None:
         """Return which part of which tensor a leaf is; None if it is none of this rank's.
@@ -174,7 +192,7 @@ class OptimizerState(KeepsState):
                 f"{list(parameter.placement.local_shape)}: if zero shards the state, give the distributed optimizer as "
                 "well, optimizer="
             )
-        return parameter.of(info.shape, info.dtype, self._naming.neutral(slot.slot))
+        return parameter.of(info.shape, info.dtype, self._neutral(slot))
 
 
 def _looks_cut(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,14 +12,14 @@ from typing_extensions import override
 from unidist.checkpoint.format.interface import KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.optimizer_record import STEP, OptimizerRecord
 from unidist.checkpoint.format.parts import Part
-from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name
+from unidist.checkpoint.format.pieces import Piece, Placement, TensorInfo, slot_name, split_slot
 from unidist.checkpoint.format.slots import KERAS, OptimizerNaming
 from unidist.errors import CheckpointError, UsageError
 from unidist_keras.checkpoint.names import stable_paths
 from unidist_keras.checkpoint.tensors import dtype_of, piece_of, read_into
 from unidist_keras.slots import slot_lists
 
-_OPTIONS = "learning_rate"
+_RATE = "learning_rate"
 
 
 class OptimizerState(KeepsState):
@@ -37,6 +38,7 @@ class OptimizerState(KeepsState):
         self._optimizer = optimizer
         self._models = models
         self._naming = OptimizerNaming.of(KERAS, plain_class(self._inner))
+        self._namings: dict[str, OptimizerNaming] = {}
         self._placements: dict[int, Placement] = {}
         for prefix, model in models.items():
             places = placements_of(model)
@@ -60,13 +62,13 @@ class OptimizerState(KeepsState):
 
     @override
     def values(self) -> dict[str, Plain]:
-        config = {key: value for key, value in self._inner.get_config().items() if _is_plain(value)}
-        options = {**config, _OPTIONS: float(self._inner.learning_rate)}
+        options = self._options()
         options["others"] = {name: float(each) for name, each in self._others().items()}
         record = OptimizerRecord(self._naming, {"0": options})
         for variable in self._variables():
             path = self._placement(variable).name
             record.group_of[path] = "0"
+            record.add_family(path, self._naming_of(path))
             if self._inner.built:
                 record.scalars[path] = {STEP: float(self._inner.iterations)}
         return record.values()
@@ -77,16 +79,15 @@ class OptimizerState(KeepsState):
 
     @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        placements = [self._placement(variable) for variable in self._variables()]
-        record = OptimizerRecord.check(
-            section, self._naming, {placement.name: placement for placement in placements}, strict=strict
-        )
+        if len(self._naming.families) > 1 and section.tensors:
+            self._build()  # which tells what it does with which variable
+        placements = {each.name: each for each in map(self._placement, self._variables())}
+        record = OptimizerRecord.check(section, self._naming, placements, strict=strict, naming_of=self._naming_of)
         self._learning_rate(record)
-        for placement in placements:
-            for name in section.tensors:
-                if name.startswith(slot_name(placement.name, "")):
-                    slot = name.removeprefix(slot_name(placement.name, ""))
-                    self._factor(slot, record, placement.name)
+        for name in section.tensors:
+            path, slot = split_slot(name)
+            if path in placements:
+                self._factor(slot, record, path)
 
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
@@ -96,17 +97,16 @@ class OptimizerState(KeepsState):
             if not section.tensors and not record.steps:
                 self._set_learning_rate(record)
                 return
-            with keras.name_scope(self._optimizer.name, caller=self._optimizer):
-                self._optimizer.build(self._variables())
+            self._build()
         fresh: dict[tuple[int, str], Any] | None = None
         for index, placement, slot, value in self._slots():
             place = self._place(placement, slot, value)
             if place is None:
                 continue
-            info, part = place
-            if info.name in section.tensors:
+            part, name = place[1], self._saved_name(record, placement.name, slot)
+            if name in section.tensors:
                 factor = self._factor(slot, record, placement.name)
-                read_into(section, info.name, part, value, factor=factor)
+                read_into(section, name, part, value, factor=factor)
             else:
                 fresh = self._fresh() if fresh is None else fresh
                 value.assign(fresh[index, slot])
@@ -139,14 +139,38 @@ class OptimizerState(KeepsState):
     def _slots(self, optimizer: Any = None) -> Iterator[tuple[int, Placement, str, Any]]:
         """Yield number and placement of a variable, the neutral name of a slot, and the variable that holds it."""
         optimizer = self._inner if optimizer is None else optimizer
-        if not optimizer.built:
-            return
-        variables = self._variables()
-        for attribute, kept in slot_lists(optimizer).items():
-            for index, (variable, value) in enumerate(zip(variables, kept, strict=True)):
-                if value is not None:
-                    slot = slot_of(value, variable, attribute)
-                    yield index, self._placement(variable), self._naming.neutral(slot), value
+        for index, (placement, slots) in enumerate(self._native_slots(optimizer)):
+            naming = self._naming.of_parameter(slots)
+            for slot, value in slots.items():
+                yield index, placement, naming.neutral(slot), value
+
+    def _native_slots(self, optimizer: Any) -> Iterator[tuple[Placement, dict[str, Any]]]:
+        """Yield for each variable its placement, and what holds its slots, by Keras' names; none before it is built."""
+        lists = slot_lists(optimizer) if optimizer.built else {}
+        for index, variable in enumerate(self._variables()):
+            slots = {}
+            for attribute, kept in lists.items():
+                if kept[index] is not None:
+                    slots[slot_of(kept[index], variable, attribute)] = kept[index]
+            yield self._placement(variable), slots
+
+    def _naming_of(self, path: str) -> OptimizerNaming:
+        """Return the naming of a variable's slots, by those that the optimizer has for it."""
+        if len(self._naming.families) < 2 or not self._inner.built:
+            return self._naming
+        if not self._namings:
+            for placement, slots in self._native_slots(self._inner):
+                self._namings[placement.name] = self._naming.of_parameter(slots)
+        return self._namings.get(path, self._naming)
+
+    def _saved_name(self, record: OptimizerRecord, path: str, slot: str) -> str:
+        """Return the name under which a slot with this neutral name was saved."""
+        return slot_name(path, record.slot_of(path, slot, self._naming_of(path)))
+
+    def _build(self) -> None:
+        if not self._inner.built:
+            with keras.name_scope(self._optimizer.name, caller=self._optimizer):
+                self._optimizer.build(self._variables())
 
     def _place(self, placement: Placement, slot: str, value: Any) -> tuple[TensorInfo, Part] | None:
         """Return which part of which tensor a slot is; None if it stands for nothing."""
@@ -186,19 +210,34 @@ class OptimizerState(KeepsState):
         return {(index, slot): value.value for index, _, slot, value in self._slots(made)}
 
     def _factor(self, slot: str, record: OptimizerRecord, path: str) -> float:
-        """Return the factor for what was saved of a slot; with this optimizer's rate where none was saved."""
-        rate = record.learning_rate(path)
-        rate = float(self._inner.learning_rate) if rate is None else rate
-        return self._naming.factor(slot, record.naming, rate)
+        """Return the factor for what was saved of a slot; with this optimizer's options where none was saved."""
+        if record.naming.dialect == KERAS:
+            return 1.0
+        saved, options = record.naming_of(path), record.options_of(path)
+        own = self._naming_of(path).numbers(self._options())
+        if options["learning_rate"] is not None:
+            own["learning_rate"] = options["learning_rate"]  # which it takes over
+        return self._naming_of(path).reading(saved).factor(slot, saved, options, own)
+
+    def _options(self) -> dict[str, Any]:
+        """Return its plain options, with the present learning rate."""
+        config = {key: value for key, value in self._inner.get_config().items() if _is_plain(value)}
+        return {**config, _RATE: float(self._inner.learning_rate)}
 
     def _learning_rate(self, record: OptimizerRecord) -> float | None:
-        rates = {record.learning_rate(path) for path in record.group_of}
-        if len(rates) > 1:
+        """Return the learning rate that was saved, by which those of all variables are right."""
+        own, rates = self._options(), set()
+        for path in record.group_of.keys() & set(self.names()):
+            rate, ratio = record.learning_rate(path), self._naming_of(path).option(own, "learning_rate_ratio")
+            rates.add(rate / float(str(ratio)) if rate is not None and ratio else rate)
+        known = [rate for rate in rates if rate is not None]
+        if len(known) < len(rates) > 1 or any(not math.isclose(rate, known[0], rel_tol=1e-6) for rate in known):
             raise CheckpointError(
                 f"the parameters were saved with different learning rates ({sorted(map(str, rates))}), and a Keras "
-                "optimizer has one. Load the model alone, or save with one learning rate."
+                "optimizer has one. Load the model alone, or save with one learning rate; adam_lr_ratio= of Muon can "
+                "be the ratio of two."
             )
-        return next(iter(rates), None)
+        return known[0] if known else None
 
     def _set_learning_rate(self, record: OptimizerRecord) -> None:
         rate = self._learning_rate(record)

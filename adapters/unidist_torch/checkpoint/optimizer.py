@@ -48,15 +48,21 @@ class OptimizerState(KeepsState):
         self._states = ParameterStates(optimizer)
         self._placements = placements
         self._naming = naming_of(optimizer)
+        self._namings = {
+            id(parameter): naming_of(part)
+            for part in parts_of(optimizer)
+            for group in part.param_groups
+            for parameter in group["params"]
+        }
 
     @override
     def pieces(self) -> Sequence[Piece]:
         """Return the slots; none before the first step."""
         found = []
         for _, parameter in self._parameters():
-            placement = self._placements[id(parameter)]
+            placement, naming = self._placements[id(parameter)], self._naming_of(parameter)
             for slot, value in self._states.slots(parameter).items():
-                found.append(self._piece(placement, self._naming.neutral(slot), value, parameter))
+                found.append(self._piece(placement, naming.neutral(slot), value, parameter))
         return found
 
     @override
@@ -67,6 +73,7 @@ class OptimizerState(KeepsState):
         for number, parameter in self._parameters():
             path = self._placements[id(parameter)].name
             record.group_of[path] = str(number)
+            record.add_family(path, self._naming_of(parameter))
             if scalars := self._states.scalars(parameter):
                 record.scalars[path] = scalars
         return record.values()
@@ -77,14 +84,16 @@ class OptimizerState(KeepsState):
 
     @override
     def check(self, section: SavedSection, *, strict: bool) -> None:
-        placements = [self._placements[id(parameter)] for _, parameter in self._parameters()]
+        parameters = {self._placements[id(each)].name: each for _, each in self._parameters()}
+        placements = {path: self._placements[id(parameter)] for path, parameter in parameters.items()}
         record = OptimizerRecord.check(
-            section, self._naming, {placement.name: placement for placement in placements}, strict=strict
+            section, self._naming, placements, strict=strict, naming_of=lambda path: self._naming_of(parameters[path])
         )
         self._groups(record)
         for name in section.tensors:
             path, slot = split_slot(name)
-            self._naming.factor(slot, record.naming, record.learning_rate(path))
+            if path in parameters:
+                self._factor(record, parameters[path], slot)
 
     @override
     def load(self, section: SavedSection, *, strict: bool) -> None:
@@ -95,11 +104,7 @@ class OptimizerState(KeepsState):
         """Load the state of some parameters, and the options of all; the others have no state afterwards."""
         wanted = set(map(id, parameters))
         record = OptimizerRecord.of(section.values)
-        slots: dict[str, list[str]] = {}
-        for name in section.tensors:
-            path, slot = split_slot(name)
-            if slot != MASTER and self._reads(slot, record):  # of which the model has the same, rounded
-                slots.setdefault(path, []).append(slot)
+        slots = self._slots_in(section, record)
         state: dict[int, dict[str, Any]] = {}
         scalars: list[tuple[torch.Tensor, str]] = []
         for index, (_, parameter) in enumerate(self._parameters()):
@@ -107,12 +112,13 @@ class OptimizerState(KeepsState):
                 continue
             placement = self._placements[id(parameter)]
             entry: dict[str, Any] = {}
-            for slot, number in self._scalars(record, placement.name).items():
+            for slot, number in self._scalars(record, parameter).items():
                 entry[slot] = number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
                 if isinstance(entry[slot], torch.Tensor):
                     scalars.append((parameter, slot))
             for slot in slots.get(placement.name, ()):
-                entry[self._naming.native(slot)] = self._slot(section, record, placement, slot, parameter)
+                native = self._reading(record, parameter).native(slot)
+                entry[native] = self._slot(section, record, parameter, slot, parameter)
             if entry:
                 state[index] = entry
         self._load(state, self._groups(record))
@@ -150,32 +156,67 @@ class OptimizerState(KeepsState):
         info = TensorInfo(slot_name(placement.name, slot), tuple(value.shape), dtype)
         return piece_of(info, Part.whole(info.shape), value)
 
-    def _reads(self, slot: str, record: OptimizerRecord) -> bool:
-        """Return whether a slot means something here: of another dialect's those that the table has."""
-        return record.naming.dialect == TORCH or self._naming.has_slot(slot)
+    def _naming_of(self, parameter: torch.Tensor) -> OptimizerNaming:
+        """Return the naming of a parameter: of the optimizer within that steps on it, by the slots that it has."""
+        naming = self._namings.get(id(parameter), self._naming)
+        return naming.of_parameter(self._slots_of(parameter)) if len(naming.families) > 1 else naming
 
-    def _scalars(self, record: OptimizerRecord, path: str) -> dict[str, float]:
-        found = record.scalars.get(path, {})
+    def _slots_of(self, parameter: torch.Tensor) -> Collection[str]:
+        """Return the names of the slots that this rank has of a parameter."""
+        return self._states.slots(parameter)
+
+    def _reading(self, record: OptimizerRecord, parameter: torch.Tensor) -> OptimizerNaming:
+        """Return the naming of a parameter whose state was saved."""
+        return self._namings.get(id(parameter), self._naming).reading(
+            record.naming_of(self._placements[id(parameter)].name)
+        )
+
+    def _slots_in(self, section: SavedSection, record: OptimizerRecord) -> dict[str, list[str]]:
+        """Return the names of the slots that were saved and mean something here, by path of the parameter.
+
+        Of another dialect's those that the table has.
+        """
+        namings = {
+            self._placements[id(parameter)].name: self._reading(record, parameter)
+            for _, parameter in self._parameters()
+        }
+        slots: dict[str, list[str]] = {}
+        for name in sorted(section.tensors):
+            path, slot = split_slot(name)
+            if slot == MASTER or path not in namings:  # of the former the model has the same, rounded
+                continue
+            if record.naming.dialect == TORCH or namings[path].has_slot(slot):
+                slots.setdefault(path, []).append(slot)
+        return slots
+
+    def _scalars(self, record: OptimizerRecord, parameter: torch.Tensor) -> dict[str, float]:
+        """Return the numbers that were saved of a parameter, as far as they mean something here."""
+        found = record.scalars.get(self._placements[id(parameter)].name, {})
         if record.naming.dialect == TORCH:
             return found
-        family = self._naming.family
-        return {STEP: found[STEP]} if STEP in found and family is not None and family.counts_steps else {}
+        return {STEP: found[STEP]} if STEP in found and self._reading(record, parameter).counts_steps else {}
+
+    def _factor(self, record: OptimizerRecord, parameter: torch.Tensor, slot: str) -> float:
+        path = self._placements[id(parameter)].name
+        return self._reading(record, parameter).factor(slot, record.naming_of(path), record.options_of(path))
 
     def _slot(
-        self, section: SavedSection, record: OptimizerRecord, placement: Placement, slot: str, parameter: torch.Tensor
+        self, section: SavedSection, record: OptimizerRecord, parameter: torch.Tensor, slot: str, like: torch.Tensor
     ) -> torch.Tensor:
+        """Return a slot of a parameter that was saved, in the type and the memory order of `like`."""
+        placement = self._placements[id(parameter)]
         name = slot_name(placement.name, slot)
         info = section.tensors[name]
-        dtype = parameter.dtype if info.dtype.is_floating else TORCH_DTYPES[info.dtype]
-        if info.shape == placement.shape and placement.local_shape == tuple(parameter.shape):
+        dtype = like.dtype if info.dtype.is_floating else TORCH_DTYPES[info.dtype]
+        if info.shape == placement.shape and placement.local_shape == tuple(like.shape):
             # In the parameter's memory order, which fused optimizers rely on.
-            value, part = torch.empty_like(parameter, dtype=dtype, device="cpu"), placement.part()
+            value, part = torch.empty_like(like, dtype=dtype, device="cpu"), placement.part()
         elif info.shape == placement.shape:  # the whole of it, of which the parameter here is a part
             value, part = torch.empty(placement.local_shape, dtype=dtype), placement.part()
         else:
             value, part = torch.empty(info.shape, dtype=dtype), Part.whole(info.shape)
         read_into(section, name, part, value)
-        factor = self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
+        factor = self._factor(record, parameter, slot)
         return value if factor == 1.0 else value.mul_(factor)
 
     def _groups(self, record: OptimizerRecord) -> list[dict[str, Any]]:
@@ -193,7 +234,7 @@ class OptimizerState(KeepsState):
                 )
             made = {key: value for key, value in group.items() if key not in ("params", "param_names")}
             if saved:
-                made |= _taken_options(record, saved[0], made)
+                made |= _taken_options(record, saved[0], made, next(path for path in paths if path in record.group_of))
             groups.append({**made, "params": list(range(count, count + len(paths)))})
             count += len(paths)
         return groups
@@ -261,10 +302,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _taken_options(record: OptimizerRecord, saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that the checkpoint sets; of another dialect's the learning rate alone."""
+def _taken_options(
+    record: OptimizerRecord, saved: Mapping[str, Any], own: Mapping[str, Any], path: str
+) -> dict[str, Any]:
+    """Return the options that the checkpoint sets; of another dialect's the learning rate alone, of a parameter."""
     if record.naming.dialect != TORCH:
-        rate = record.naming.option(saved, "learning_rate")
+        rate = record.learning_rate(path)
         saved = {} if rate is None else {"lr": rate}
     taken: dict[str, Any] = {}
     for key, value in saved.items():

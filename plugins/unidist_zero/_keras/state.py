@@ -82,9 +82,10 @@ class ShardedOptimizerState(OptimizerState):
             array = np.array(slot.value.numpy()).reshape(-1)
             for offset, count, info, part in self._parts(slot):
                 target = empty_array((count,), array.dtype)
-                if info.name in section.tensors:
-                    section.read(info.name, part, buffer_of_array(target))
-                    path = info.name.rpartition(slot_name("", slot.name))[0]
+                path = info.name.rpartition(slot_name("", slot.name))[0]
+                name = self._saved_name(record, path, slot.name)
+                if name in section.tensors:
+                    section.read(name, part, buffer_of_array(target))
                     factor = self._factor(slot.name, record, path)
                     if factor != 1.0:
                         target *= array.dtype.type(factor)
@@ -102,14 +103,24 @@ class ShardedOptimizerState(OptimizerState):
         """Yield nothing: no slot belongs to a whole variable of the model."""
         return iter(())
 
+    def _native_slots(self, optimizer: Any) -> Iterator[tuple[Placement, dict[str, Any]]]:
+        for shard, slots in self._shards_with_slots(optimizer):
+            for place in shard.places:
+                yield self._placement(self._of_models[place]), slots
+
+    def _shards_with_slots(self, optimizer: Any) -> Iterator[tuple[VariableShard, dict[str, Any]]]:
+        """Yield the shards of this rank, with what the optimizer keeps for each, by Keras' names."""
+        lists = slot_lists(optimizer)
+        for index, shard in enumerate(self._shards):
+            kept = {attribute: values[index] for attribute, values in lists.items() if values[index] is not None}
+            yield shard, {slot_of(value, shard.variable, name): value for name, value in kept.items()}
+
     def _shard_slots(self, optimizer: Any = None) -> list[_Slot]:
         optimizer = self._inner if optimizer is None else optimizer
         found = []
-        for attribute, kept in slot_lists(optimizer).items():
-            for index, (shard, value) in enumerate(zip(self._shards, kept, strict=False)):
-                if value is not None:
-                    name = self._naming.neutral(slot_of(value, shard.variable, attribute))
-                    found.append(_Slot(shard, name, value, index))
+        for index, (shard, slots) in enumerate(self._shards_with_slots(optimizer)):
+            naming = self._naming.of_parameter(slots)
+            found += [_Slot(shard, naming.neutral(slot), value, index) for slot, value in slots.items()]
         if optimizer is self._inner:
             for index, shard in enumerate(self._shards):
                 if dtype_of(shard.variable) != dtype_of(self._of_models[shard.places[0]]):

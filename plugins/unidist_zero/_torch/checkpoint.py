@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from typing_extensions import override
 from unidist.checkpoint.format.interface import Plain, SavedSection
 from unidist.checkpoint.format.optimizer_record import OptimizerRecord
 from unidist.checkpoint.format.pieces import Piece as SavedPiece
-from unidist.checkpoint.format.pieces import Placement, slot_name, split_slot
+from unidist.checkpoint.format.pieces import Placement, slot_name
 from unidist.errors import UsageError
 from unidist_torch.checkpoint.optimizer import MASTER, OptimizerState
 from unidist_torch.checkpoint.tensors import piece_of, read_into
@@ -55,8 +56,9 @@ class ShardedOptimizerState(OptimizerState):
                 for slot, value in self._kept(segment):
                     if segment.form is not None:
                         if is_slot(slot, value, segment.form):
-                            placement = self._placement(shard.parameters[segment.pieces[0].parameter])
-                            found.append(self._piece(placement, self._naming.neutral(slot), value, segment.form))
+                            parameter = shard.parameters[segment.pieces[0].parameter]
+                            neutral = self._naming_of(parameter).neutral(slot)
+                            found.append(self._piece(self._placement(parameter), neutral, value, segment.form))
                     elif segment.is_slot(value):
                         found += [self._flat_piece(shard, segment, piece, slot, value) for piece in segment.pieces]
         return found
@@ -82,19 +84,18 @@ class ShardedOptimizerState(OptimizerState):
     def load(self, section: SavedSection, *, strict: bool) -> None:
         """See `KeepsState.load`: reads what belongs to this rank's segments."""
         record = OptimizerRecord.of(section.values)
-        slots: dict[str, list[str]] = {}
-        for name in sorted(section.tensors):
-            path, slot = split_slot(name)
-            if slot != MASTER and self._reads(slot, record):
-                slots.setdefault(path, []).append(slot)
+        slots = self._slots_in(section, record)
         sharded = {id(parameter) for shard in self._shards for parameter in shard.parameters}
         self._load_whole(section, [each for _, each in self._parameters() if id(each) not in sharded])
         for shard in self._shards:
             segments: list[SegmentTensor] = []
             for segment in shard.segments:
                 self._inner.pop_state(segment)
-                paths = [self._placement(shard.parameters[piece.parameter]).name for piece in segment.pieces]
-                keys = [(sorted(self._scalars(record, path).items()), slots.get(path, [])) for path in paths]
+                keys = []
+                for piece in segment.pieces:
+                    parameter = shard.parameters[piece.parameter]
+                    kept = slots.get(self._placement(parameter).name, [])
+                    keys.append((sorted(self._scalars(record, parameter).items()), kept))
                 alike = all(key == keys[0] for key in keys)
                 parts = [segment] if alike else [part for part, _ in segment.split([repr(key) for key in keys], {})]
                 for part in parts:
@@ -131,43 +132,46 @@ class ShardedOptimizerState(OptimizerState):
         segment: SegmentTensor,
         slots: Mapping[str, Sequence[str]],
     ) -> ParameterState:
-        first = self._placement(shard.parameters[segment.pieces[0].parameter])
+        first = shard.parameters[segment.pieces[0].parameter]
+        naming, path = self._reading(record, first), self._placement(first).name
         state: ParameterState = {
             slot: number if isinstance(number, int) else torch.tensor(number, dtype=scalar_dtype())
-            for slot, number in self._scalars(record, first.name).items()
+            for slot, number in self._scalars(record, first).items()
         }
-        for slot in slots.get(first.name, ()):
+        for slot in slots.get(path, ()):
             if segment.form is not None:
                 # Of the leaf's type, which is wider than the parameter's where there is a master copy.
-                state[self._naming.native(slot)] = self._slot(section, record, first, slot, segment.leaf.detach())
+                state[naming.native(slot)] = self._slot(section, record, first, slot, segment.leaf.detach())
                 continue
-            dtype = section.tensors[slot_name(first.name, slot)].dtype
+            dtype = section.tensors[slot_name(path, slot)].dtype
             flat = torch.zeros(
                 segment.span.count,
                 dtype=segment.leaf.dtype if dtype.is_floating else TORCH_DTYPES[dtype],
                 device=segment.leaf.device,
             )
             for piece in segment.pieces:
-                placement = self._placement(shard.parameters[piece.parameter])
+                parameter = shard.parameters[piece.parameter]
+                placement = self._placement(parameter)
                 begin = piece.offset - segment.span.offset
                 target = flat[begin : begin + piece.count]
                 self._check_order(shard, piece)
                 part = placement.part(piece.start, piece.start + piece.count)
                 read_into(section, slot_name(placement.name, slot), part, target)
-                factor = self._naming.factor(slot, record.naming, record.learning_rate(placement.name))
+                factor = self._factor(record, parameter, slot)
                 if factor != 1.0:
                     target.mul_(factor)
-            state[self._naming.native(slot)] = flat
+            state[naming.native(slot)] = flat
         return state
 
     def _flat_piece(
         self, shard: ParameterShard, segment: SegmentTensor, piece: Piece, slot: str, value: torch.Tensor
     ) -> SavedPiece:
         self._check_order(shard, piece)
-        placement = self._placement(shard.parameters[piece.parameter])
+        parameter = shard.parameters[piece.parameter]
+        placement = self._placement(parameter)
         begin = piece.offset - segment.span.offset
         return piece_of(
-            placement.tensor(dtype_of(value), self._naming.neutral(slot)),
+            placement.tensor(dtype_of(value), self._naming_of(parameter).neutral(slot)),
             placement.part(piece.start, piece.start + piece.count),
             value[begin : begin + piece.count],
         )
@@ -180,6 +184,22 @@ class ShardedOptimizerState(OptimizerState):
                 "that of its dims (channels_last?), so the shards are no ranges of it. Give parameters to ranks as a "
                 "whole (zero:whole=true), or keep the model in contiguous memory"
             )
+
+    @override
+    def _slots_of(self, parameter: torch.Tensor) -> Collection[str]:
+        return self._sharded_slots.get(id(parameter)) or super()._slots_of(parameter)
+
+    @cached_property  # a state is made for each save and load
+    def _sharded_slots(self) -> dict[int, list[str]]:
+        """The names of the slots of the parameters of which this rank has a shard, by their identity."""
+        return {
+            id(shard.parameters[piece.parameter]): [
+                slot for slot, value in self._inner.state(segment).items() if self._is_slot(segment, slot, value)
+            ]
+            for shard in self._shards
+            for segment in shard.segments
+            for piece in segment.pieces
+        }
 
     def _is_slot(self, segment: SegmentTensor, slot: str, value: Any) -> bool:
         return segment.is_slot(value) if segment.form is None else is_slot(slot, value, segment.form)

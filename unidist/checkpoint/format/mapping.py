@@ -243,7 +243,7 @@ def _renamed(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str,
     """Return an optimizer's values with the new paths for keys; `sources` says for each where it comes from."""
     found = dict(values)
     taken = set(sources.values())
-    for key in ("group_of", "scalars"):
+    for key in ("group_of", "scalars", "families"):
         old = found.get(key)
         if isinstance(old, dict):
             kept = {path: value for path, value in old.items() if path not in taken and path not in sources}

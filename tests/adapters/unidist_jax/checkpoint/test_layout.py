@@ -90,3 +90,5 @@ def test_counts_and_the_learning_rate_are_found() -> None:
     assert [names[position] for position in layout.rates] == ["hyperparams/learning_rate"]
     assert {"count", "inner_state/0/count"} <= {names[position] for position in layout.counts}
     assert {slot.count for slot in layout.slots} == {layout.others["inner_state/0/count"]}
+    muon = optax.inject_hyperparams(optax.contrib.muon)(learning_rate=0.1, adam_learning_rate=0.2)
+    assert layout_of(tree, muon.init(tree)).rates == []  # none that all parameters have

@@ -226,6 +226,35 @@ class TestBetweenFrameworks:
         torch_ud.load(tmp_path / "keras", back, its_optimizer, mapping=mapping)
         np.testing.assert_allclose(self.train_torch(back, its_optimizer, 8, 4), expected[4:], rtol=1e-6)
 
+    def test_muon_beside_adamw_becomes_kerass_muon(self, tmp_path: Path) -> None:
+        """Both ways and with optax: tests/adapters/unidist_jax/checkpoint/test_several_families.py."""
+        import torch
+
+        import unidist.torch as torch_ud
+
+        model = self.make_torch(0)
+        muon = torch.optim.Muon([model[0].weight, model[2].weight], lr=0.04)
+        adamw = torch.optim.AdamW([model[0].bias, model[2].bias], lr=0.02)
+        for step in range(3):
+            self.train_torch(model, muon, step, 1)
+            adamw.step()
+        torch_ud.save(tmp_path / "run", model, {"muon": muon, "adamw": adamw})
+        there, optimizer = self.make_keras(), keras.optimizers.Muon(0.5, adam_lr_ratio=0.5, momentum=0.75)
+        ud.load(tmp_path / "run", there, optimizer, mapping=MAPPING)
+        sums = muon.state[model[0].weight]["momentum_buffer"].numpy().T * 4.0  # 1 / (1 - momentum)
+        np.testing.assert_array_equal(optimizer.momentums[0], sums)
+        bias = adamw.state[model[0].bias]
+        np.testing.assert_array_equal(optimizer.momentums[1], bias["exp_avg"])
+        np.testing.assert_array_equal(optimizer.adam_velocities[1], bias["exp_avg_sq"])
+        assert optimizer.adam_velocities[0] is None
+        assert int(optimizer.iterations) == 3
+        floatx = keras.config.floatx()
+        keras.config.set_floatx("float64")  # Keras' Muon steps on variables of the default type alone
+        try:
+            assert np.isfinite(train(there, optimizer, 4, 2)).all()
+        finally:
+            keras.config.set_floatx(floatx)
+
     def test_without_the_optimizer_state_it_would_not_go_on(self, tmp_path: Path) -> None:
         """The comparison above sees state that was lost."""
         import torch
