@@ -16,9 +16,11 @@ SANITIZE_FLAGS ?=
 TEST_WORKERS ?= 2
 
 NATIVE = setup.py $(wildcard $(addsuffix /*.[ch],unidist/engines/shm_native unidist/algorithms/native \
-  plugins/unidist_tcp/native plugins/unidist_parameter_server/native adapters/unidist_jax/native))
+  plugins/unidist_tcp/native plugins/unidist_parameter_server/native adapters/unidist_jax/native \
+  adapters/unidist_tensorflow/native))
 BUILT = $(addsuffix .*.so,unidist/engines/_shm unidist/algorithms/_kernels plugins/unidist_tcp/_tcp \
-  plugins/unidist_parameter_server/native/_shards adapters/unidist_jax/_handler)
+  plugins/unidist_parameter_server/native/_shards adapters/unidist_jax/_handler \
+  adapters/unidist_tensorflow/_nodes)
 METADATA = setup.cfg pyproject.toml constraints.txt unidist/_version.py
 SAMPLES = tests/third_party/unidist_sample tests/third_party/unidist_second
 SAMPLE_SOURCES = $(addsuffix /pyproject.toml,$(SAMPLES)) $(foreach sample,$(SAMPLES),$(wildcard $(sample)/$(notdir $(sample))/*.py))

@@ -34,6 +34,7 @@ setup(
         extension("unidist.engines._shm", "unidist/engines/shm_native", KERNELS),
         extension("unidist_tcp._tcp", "plugins/unidist_tcp/native", KERNELS),
         extension("unidist_jax._handler", "adapters/unidist_jax/native"),
+        extension("unidist_tensorflow._nodes", "adapters/unidist_tensorflow/native", KERNELS),
         extension(
             "unidist_parameter_server.native._shards",
             "plugins/unidist_parameter_server/native",

@@ -147,6 +147,7 @@ class FrameworkSpec:
             backend, or the adapter does not support it. A name that it lacks does not exist on this backend.
         check: "module:function" for `unidist doctor`, which raises ConfigurationError if the adapter does not work with
             the installed version of the framework, and imports neither; "" if there is no such version.
+        native: module in C that the adapter is slower without, and what is slower, for `unidist doctor`; or ("", "").
     """
 
     kind: ClassVar[str] = "framework"
@@ -161,6 +162,7 @@ class FrameworkSpec:
     imports: tuple[tuple[str, str], ...] = ()
     keras: str = ""
     check: str = ""
+    native: tuple[str, str] = ("", "")
 
     def load(self) -> Framework:
         """Import the class and return a new adapter."""

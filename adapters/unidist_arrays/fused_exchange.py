@@ -60,6 +60,7 @@ class FusedExchange:
             None: all ranks get whole gradients.
 
     Attributes:
+        layout: another number whenever memory has changed.
         gathered: where each rank takes its shard: the sparse gradients of the last complete step by place, with the
             rows of all ranks. In the shards these gradients are zeros.
     """
@@ -76,6 +77,7 @@ class FusedExchange:
     ) -> None:
         self.update = update
         self.variables = tuple(variables)
+        self.layout = 0
         self._list_held = held
         self._held = self.variables
         self._keeps_results = keeps_results
@@ -86,6 +88,7 @@ class FusedExchange:
         self._slices: GatheredSlices | None = None  # None until the ranks know which gradients are sparse
         self._indices: dict[int, int] = {}  # of places among the parameters of `update`
         self._views: dict[int, Array] = {}
+        self._staged: dict[int, Array] = {}  # memory for gradients that have no place in a bucket of this rank yet
         self._lent = [_nobody, _nobody]  # who refers to results: in the present memory, and in the other one
         self._announcements: list[Announcement] = []
         if context.current().settings.autotune:
@@ -112,22 +115,25 @@ class FusedExchange:
         self.update.rebind(context.current())
         self._is_prepared, self._slices = False, None
         self._indices, self._views, self._announcements, self.gathered = {}, {}, [], {}
+        self._staged = {}
         self._lent = [_nobody, _nobody]
         self._announce_to()
 
-    def run(self, own: Mapping[int, Array | Slices]) -> ExchangeResult:
+    def run(self, own: Mapping[int, Array | Slices], stored: Collection[int] = ()) -> ExchangeResult:
         """Take this rank's gradients of one pass, and complete the exchange if it is the last of its window.
 
         Collective over the ranks that exchange; which gradients there are may differ between them.
 
         Args:
             own: gradients by place.
+            stored: places of others, which are in the memory that `memory_of` gave, and not `ready` yet.
 
         Raises:
             ConfigurationError: the ranks' variables differ (the first time only).
             PeerLostError: a rank is gone.
         """
         self.take(own)
+        self.ready(stored)
         if self._announcements and self.update.reduces_each_pass and not self.update.completes_window:
             self._announcements[2].announce()
         if not self.update.begin_step():
@@ -141,16 +147,56 @@ class FusedExchange:
 
         Full buckets are exchanged from now on. Collective as `run` is: the ranks take the same ones early.
         """
-        self.follow()
-        self._prepare(own)
-        slices = self._agreed(own)
+        self.begin({place for place, gradient in own.items() if isinstance(gradient, Slices)})
         # In reverse: buckets are packed so, and a full one can be exchanged while the next is being filled.
         for place in sorted(own, reverse=True):
-            is_sparse = place in slices
-            if is_sparse:
-                slices.add(place, own[place])
-            if place in self._indices:
-                self._take(place, None if is_sparse else own[place])
+            self._take_own(place, own[place])
+
+    @property
+    def memory_moves(self) -> bool:
+        """Whether gradients go to other memory in each pass, as far as is known."""
+        return any(exchange.buffers_move for exchange in self.update.exchanges)
+
+    def begin(self, sparse: Collection[int]) -> None:
+        """Begin a pass: `memory_of` is right from now on. `take` and `run` do so themselves. Collective the first time.
+
+        Args:
+            sparse: places of the gradients that are sparse on this rank.
+        """
+        self.follow()
+        self._prepare(sparse)
+        if self._slices is None:
+            self.agree_on_sparse(sparse)
+
+    def ready(self, stored: Collection[int]) -> None:
+        """Note that gradients are in the memory that `memory_of` gave; buckets that are full are exchanged from now on.
+
+        Not collective, and no other thread may be in this object.
+        """
+        for place in sorted(stored, reverse=True):
+            if place in self._staged:
+                self._take_own(place, self._staged[place])
+            else:
+                self.update.gradient_ready(self._indices[place])
+
+    def early_bucket(self, place: int) -> object:
+        """Return what is equal for the places of a bucket whose exchange starts when it is full; None: there is none.
+
+        Right as long as `layout` is.
+        """
+        index = self._indices.get(place)
+        return None if index is None or self.is_sparse(place) else self.update.early_bucket(index)
+
+    def memory_of(self, place: int) -> tuple[Array, bool]:
+        """Return the memory to bring a dense gradient of this pass to, and whether it is added to what is there."""
+        index = self._indices.get(place)
+        assert self._slices is not None
+        if index is not None and place not in self._slices and not self.update.buffer_moves(index):
+            return self._views[place], self.update.has_gradient(index)
+        info = self._held[place]
+        if place not in self._staged:
+            self._staged[place] = empty_array(info.shape, NUMPY_DTYPES[info.dtype])
+        return self._staged[place], False
 
     def accumulate_steps(self, steps: int) -> None:
         """Let the next update take this many steps; collective in an elastic job whose world has changed."""
@@ -160,11 +206,19 @@ class FusedExchange:
     def flush(self) -> ExchangeResult | None:
         """Complete a window that was cut short; None if no rank has anything in it. Collective."""
         self.follow()
-        self._prepare({})
+        self._prepare(())
         if self._announcements:
             self._announcements[1].announce()
         scale = self.update.short_window_scale()
         return None if scale is None else self._complete(scale)
+
+    def _take_own(self, place: int, gradient: Array | Slices) -> None:
+        assert self._slices is not None
+        is_sparse = place in self._slices
+        if is_sparse:
+            self._slices.add(place, gradient)
+        if place in self._indices:
+            self._take(place, None if is_sparse else gradient)
 
     def _take(self, place: int, gradient: Array | Slices | None) -> None:
         """Bring a dense gradient, or None for zeros, into its place, or add it to what earlier passes left there."""
@@ -264,7 +318,7 @@ class FusedExchange:
     def prepare(self) -> None:
         """Agree with the other ranks on the variables before the first exchange. Collective."""
         self.follow()
-        self._prepare({})
+        self._prepare(())
 
     def agree_on_sparse(self, sparse: Collection[int]) -> None:
         """Agree with the other ranks on which gradients are sparse, where each rank takes its shard.
@@ -275,7 +329,7 @@ class FusedExchange:
             sparse: places of the gradients that are sparse on this rank.
         """
         self.follow()
-        self._prepare({})
+        self._prepare(())
         if self._slices is not None:
             return
         if self._announcements:
@@ -293,13 +347,7 @@ class FusedExchange:
         """Return whether the ranks have agreed that a gradient is sparse."""
         return self._slices is not None and place in self._slices
 
-    def _agreed(self, own: Mapping[int, Array | Slices]) -> GatheredSlices:
-        if self._slices is None:
-            self.agree_on_sparse({place for place, gradient in own.items() if isinstance(gradient, Slices)})
-        assert self._slices is not None
-        return self._slices
-
-    def _prepare(self, own: Mapping[int, Array | Slices]) -> None:
+    def _prepare(self, sparse_here: Collection[int]) -> None:
         """Agree with the other ranks on the variables. Collective the first time.
 
         Also on which gradients are sparse: those are no parameters of the update. But not where each rank takes its
@@ -310,8 +358,7 @@ class FusedExchange:
             return
         update = self.update
         agrees_later = self._gathers and self._step_on_joined is not None
-        gathers = self._gathers and not agrees_later
-        sparse = {place for place, gradient in own.items() if gathers and isinstance(gradient, Slices)}
+        sparse = set(sparse_here) if self._gathers and not agrees_later else set()
         if update.num_ranks > 1:
             choices = f"{update.options}, {'mean' if update.average else 'sum'} over the ranks"
             described = tuple(
@@ -342,24 +389,25 @@ class FusedExchange:
             self._slices = GatheredSlices(update.communicator, slices)
 
     def _view_buffers(self) -> None:
+        self.layout += 1
         for place, index in self._indices.items():
             if not self.update.buffer_moves(index):
                 self._views[place] = array_of_buffer(self.update.buffer(index), self._held[place].shape)
 
     def _take_part(self) -> None:
         """Exchange on a rank that has joined, without gradients but those of a window that `join` has cut short."""
-        self._prepare({})
+        self._prepare(())
         result = self._complete(None, is_joined=True)
         if self._step_on_joined is not None and result.complete:
             self._step_on_joined(result)
 
     def _take_part_in_agreement(self) -> None:
-        self._prepare({})
+        self._prepare(())
         if self._slices is None:
             self._gather_sparse(())
 
     def _take_part_in_flush(self) -> None:
-        self._prepare({})
+        self._prepare(())
         scale = self.update.short_window_scale()
         if scale is not None:
             result = self._complete(scale, is_joined=True)

@@ -36,5 +36,6 @@ def unidist_register_frameworks(registry: Registry[FrameworkSpec]) -> None:
                 (".keras", "unidist_tensorflow.checkpoint.convert:to_keras_model"),
             ),
             keras="unidist_tensorflow.keras.facade",
+            native=("unidist_tensorflow._nodes", "gradients of tf.function are exchanged when all of them are there"),
         )
     )

@@ -102,6 +102,11 @@ class AllReduceExchange(GradientExchange):
         return self._bucket_of[index].places[index]
 
     @override
+    def early_bucket(self, index: int) -> int | None:
+        number = self._buckets.index(self._bucket_of[index])
+        return number if self._overlap and number + 1 < len(self._buckets) else None
+
+    @override
     def switch_memory(self) -> None:
         assert self.has_other_memory
         assert not self._in_round

@@ -111,6 +111,13 @@ class GradientExchange(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has one memory")
 
+    def early_bucket(self, index: int) -> int | None:
+        """Return the number of the bucket of parameter `index` whose exchange starts as soon as it is full.
+
+        None: it starts in `finish`, or with each gradient.
+        """
+        return None
+
     @abstractmethod
     def ready(self, index: int) -> None:
         """Report that this rank's gradient of parameter `index` is in its buffer and may be exchanged."""

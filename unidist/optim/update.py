@@ -305,6 +305,12 @@ class Update:
         exchange, local = self._series.places[index]
         return exchange.buffer(local)
 
+    def early_bucket(self, index: int) -> tuple[GradientExchange, int] | None:
+        """Return the exchange and the number of the bucket that starts when all of its gradients are ready, or None."""
+        exchange, local = self._series.places[index]
+        number = exchange.early_bucket(local)
+        return None if number is None else (exchange, number)
+
     def buffer_moves(self, index: int) -> bool:
         """Return whether the buffer of parameter `index` is a new one in every pass: get it just before writing."""
         return self._series.places[index][0].buffers_move

@@ -14,6 +14,8 @@ from unidist.errors import UsageError
 from unidist.gradients.buckets import ParameterInfo
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange, absent_gradient
 from unidist_arrays.slices import Slices
+from unidist_tensorflow.gradients import storing
+from unidist_tensorflow.gradients.storing import GradientStore
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of, tensor_of_array
 from unidist_tensorflow.operations import graph
 from unidist_tensorflow.operations.errors import as_op_errors
@@ -85,8 +87,9 @@ def exchange_in_graph(
     Returns:
         Whether the step is complete, a bool; and what is taken.
     """
-    places = sorted(own)
-    sparse = {place for place in places if isinstance(own[place], tf.IndexedSlices)}
+    sparse = {place for place in own if isinstance(own[place], tf.IndexedSlices)}
+    stored = sorted(own.keys() - sparse) if storing.is_available() and not exchange.memory_moves else []
+    places = sorted(own.keys() - set(stored))
     inputs: list[tf.Tensor] = []
     for place in places:
         gradient = own[place]
@@ -94,21 +97,39 @@ def exchange_in_graph(
             inputs += [gradient.values, tf.cast(gradient.indices, tf.int64)]
         else:
             inputs.append(gradient)
+    store = GradientStore(exchange, stored, sparse) if stored else None
 
     def run(*arrays: Any) -> list[Array]:
+        left = [] if store is None else store.end()
         given = iter([np.asarray(array) for array in arrays])
         arguments: dict[int, Array | Slices] = {
             place: Slices(next(given), next(given)) if place in sparse else next(given) for place in places
         }
-        result = exchange.run(arguments)
+        result = exchange.run(arguments, left)
         return [np.asarray(result.complete), *taken.arrays(result)]
 
-    complete, *outputs = host_node(
-        run, inputs, [tf.TensorSpec([], tf.bool), *taken.specs], name=EXCHANGE_NAME, keeper=keeper
-    )
+    with tf.control_dependencies([] if store is None else _store_nodes(store, own, keeper)):
+        complete, *outputs = host_node(
+            run, inputs, [tf.TensorSpec([], tf.bool), *taken.specs], name=EXCHANGE_NAME, keeper=keeper
+        )
     return complete, outputs
 
 
+def _store_nodes(
+    store: GradientStore, own: Mapping[int, Gradient], keeper: list[HostFunction] | None
+) -> list[tf.Operation]:
+    def begin() -> list[Array]:
+        store.begin()
+        return [np.asarray(True)]
+
+    begun = host_node(begin, [], [tf.TensorSpec([], tf.bool)], name=EXCHANGE_NAME, keeper=keeper)
+    with tf.control_dependencies(begun), tf.device("CPU:0"):
+        nodes = [store.add_node(own[place], place) for place in reversed(store.places)]
+    graph.make_independent(nodes)
+    return nodes
+
+
+@graph.unconverted
 def host_node(
     function: HostFunction,
     inputs: Sequence[tf.Tensor],

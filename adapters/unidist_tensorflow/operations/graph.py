@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -36,7 +36,20 @@ from unidist_tensorflow.memory import Array
 from unidist_tensorflow.operations.async_calls import AsyncCall, async_call
 from unidist_tensorflow.operations.graph_failures import FAILURE, fail_if_told, failure_of, no_failure
 
+F = TypeVar("F", bound=Callable[..., Any])
 
+
+def unconverted(function: F) -> F:
+    """Return a function that AutoGraph leaves as it is when a script's `tf.function` calls it, and all that it makes.
+
+    Nothing of ours depends on a tensor's value. A converted function of the host would be interpreted in every step,
+    which costs milliseconds.
+    """
+    marked: F = tf.autograph.experimental.do_not_convert(function)
+    return marked
+
+
+@unconverted
 def detached(
     start: Start,
     inputs: Sequence[tf.Tensor],
@@ -65,7 +78,7 @@ def detached(
         first = len(graph.get_operations())
         results = _Node(start, matched).build(inputs, outputs, scope)
         if not in_program_order:
-            _make_independent(graph, graph.get_operations()[first:])
+            make_independent(graph.get_operations()[first:])
     for tensor, spec in zip(results, outputs, strict=False):  # without outputs there is a token, so that it can be run
         tensor.set_shape(spec.shape)
     return results
@@ -173,9 +186,9 @@ class _Node:
                 self._unfinished.remove(pending)
 
 
-def _make_independent(graph: tf.Graph, operations: Sequence[tf.Operation]) -> None:
+def make_independent(operations: Sequence[tf.Operation]) -> None:
     """Keep the function that is being built from running operations in program order; TF1 graphs have none."""
-    manager = getattr(graph, "experimental_acd_manager", None)
+    manager = getattr(tf.compat.v1.get_default_graph(), "experimental_acd_manager", None)
     if manager is not None:
         for operation in operations:
             if operation.op_def.is_stateful:

@@ -39,6 +39,7 @@ from unidist_tensorflow.gradients.tensors import (
 from unidist_tensorflow.memory import Array, dtype_of
 from unidist_tensorflow.operations.errors import as_op_errors
 from unidist_tensorflow.operations.functions import broadcast_variables
+from unidist_tensorflow.operations.graph import unconverted
 from unidist_tensorflow.optimizer.acting import ActingStep
 from unidist_tensorflow.optimizer.gathered_step import CutVariable, GatheredStep
 from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, is_of_keras
@@ -193,6 +194,7 @@ class Binding(WeightsLoss, SharesStatistics):
             self._exchange.prepare()
         return self._exchange
 
+    @unconverted
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """Exchange the gradients, and let the inner step apply them."""
         gradients = list(grads)
@@ -398,7 +400,6 @@ class Binding(WeightsLoss, SharesStatistics):
             entries.append(Entry(variable, self._scaled(gradient) if place is None else gradient, place))
         return entries
 
-    @tf.autograph.experimental.do_not_convert
     def _agree_on_sparse(self, own: Mapping[int, Gradient]) -> None:
         assert self._exchange is not None
         with tf.init_scope(), as_op_errors():

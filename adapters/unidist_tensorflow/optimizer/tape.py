@@ -32,6 +32,7 @@ from unidist_tensorflow.gradients.tensors import (
 from unidist_tensorflow.keras_api import layers
 from unidist_tensorflow.memory import dtype_of
 from unidist_tensorflow.operations.compression import Compression
+from unidist_tensorflow.operations.graph import unconverted
 from unidist_tensorflow.optimizer.arguments import CompressionLike, exchange_options
 from unidist_tensorflow.optimizer.inner_step import as_gradient
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
@@ -91,7 +92,7 @@ class _Reducer:
         self._average = average
         self._scale_local = scale_local
 
-    @tf.autograph.experimental.do_not_convert  # nothing here depends on a tensor's value; AutoGraph would only complain
+    @unconverted
     def reduce(self, gradients: list[Any], sources: list[Any]) -> list[Any]:
         """Return the reduced gradients."""
         runtime = context.current()

@@ -101,6 +101,13 @@ def _try(spec: EngineSpec | LauncherSpec) -> dict[str, Any]:
     return {"usable": found.usable, "reason": found.reason}
 
 
+def _without_native(spec: FrameworkSpec) -> str:
+    module, loss = spec.native
+    if not module or importlib.util.find_spec(module) is not None:
+        return ""
+    return f"; without {module}, which needs a C compiler when unidist is built, {loss}"
+
+
 def _framework(spec: FrameworkSpec, *, deep: bool) -> dict[str, Any]:
     facts: dict[str, Any] = {"name": spec.name, "summary": spec.summary, "version": None}
     if importlib.util.find_spec(spec.requires) is None:
@@ -113,7 +120,7 @@ def _framework(spec: FrameworkSpec, *, deep: bool) -> dict[str, Any]:
     try:
         spec.check_version()
         if not deep:
-            return facts | {"usable": True, "reason": f"{names[0]} {facts['version']}"}
+            return facts | {"usable": True, "reason": f"{names[0]} {facts['version']}{_without_native(spec)}"}
         importlib.import_module(spec.requires)
         spec.load()
     except ConfigurationError as exc:

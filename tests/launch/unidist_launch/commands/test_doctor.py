@@ -7,6 +7,9 @@ from pathlib import Path
 
 from unidist_command import Command
 
+from unidist.framework import FrameworkSpec
+from unidist_launch.commands.doctor import _without_native
+
 WITHOUT_TORCH = {"UNIDIST_DISABLE_PLUGINS": "torch"}
 """For what has nothing to do with engines: to ask those of PyTorch takes a second."""
 
@@ -59,3 +62,12 @@ def test_a_framework_of_a_version_that_was_not_tested_is_not_usable(command: Com
     for item in (jax, xla):
         assert not item["usable"]
         assert "0.99.0 is installed: pip install 'jax>=0.10," in item["reason"]
+
+
+def test_what_is_slower_where_no_compiler_was_there() -> None:
+    spec = FrameworkSpec("x", "", "", "", native=("unidist_tensorflow._missing", "steps are slower"))
+    assert _without_native(spec) == (
+        "; without unidist_tensorflow._missing, which needs a C compiler when unidist is built, steps are slower"
+    )
+    assert _without_native(FrameworkSpec("x", "", "", "", native=("json", ""))) == ""
+    assert _without_native(FrameworkSpec("x", "", "", "")) == ""
