@@ -257,6 +257,10 @@ class Context:
         """Tell plugins that an operation of this rank failed; the caller raises `error` to the script."""
         self.plugins.notify("unidist_failure", context=self, error=error)
 
+    def when_stuck(self, end: Callable[[str], None]) -> None:
+        """See `Monitor.when_stuck`."""
+        self._communicators.monitor.when_stuck(end)
+
     def step_applied(self, step: int) -> None:
         """Tell plugins that an update was applied."""
         self.progress.step()

@@ -118,6 +118,7 @@ class Board(Service):
         if rank not in self._left:
             self._lost.add(rank)
             self._has_lost()
+            return [*self._tell_ended(now), *self._pass_on(RankFailed(rank, ""))]
         return self._tell_ended(now)
 
     def _pass_on(self, message: RankLeft | RankFailed) -> list[Action]:

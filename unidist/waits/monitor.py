@@ -51,6 +51,8 @@ _GRACE_SEC = 0.3
 """From the report of a deadlock until communicators are aborted: the other ranks get it, too."""
 _MOST_CHARS = 300
 """Of the exception with which a script has ended, in errors of other ranks."""
+_STUCK = 5
+"""So many times as long as in a call of ours a rank may wait in a library, after another one is gone."""
 _IDLE = 0.5
 """Of one core: a process that uses less computes nothing."""
 
@@ -101,6 +103,8 @@ class Monitor:
         self._told = ""  # to the script, of ranks that have ended
         self._endings: dict[int, str] = {}  # the answer to the question which of the lost ranks have ended
         self._answered = threading.Event()
+        self._lost: dict[int, float] = {}  # ranks that are gone, or whose scripts have failed, and since when
+        self._when_stuck: Callable[[str], None] | None = None
         self._idle_since: float | None = None
         self._cpu = (0.0, 0.0)
         self._closing = ExitStack()
@@ -151,6 +155,13 @@ class Monitor:
         for rank in sorted(ranks & self._endings.keys()):
             together.setdefault(self._endings[rank], []).append(rank)
         return " ".join(f"{_ranks(found)} {ending}" for ending, found in together.items())
+
+    def when_stuck(self, end: Callable[[str], None]) -> None:
+        """Call `end` with the reason if this rank waits in a library for a rank that is gone, and does not notice.
+
+        For libraries that wait for other ranks by themselves, as programs of XLA do. It is called on another thread.
+        """
+        self._when_stuck = end
 
     @property
     def reports(self) -> bool:
@@ -260,6 +271,8 @@ class Monitor:
                     messages = ()
                     with self._lock:
                         self._connection = None
+                    if 0 not in self._left:
+                        self._lost.setdefault(0, time.monotonic())
                     self._answered.set()
                 for message in messages:
                     self._received(connection, message)
@@ -274,6 +287,7 @@ class Monitor:
                 self._endings[message.rank] = ending_of_left(message)
                 self._answered.set()
             case RankFailed(rank, ending):
+                self._lost.setdefault(rank, time.monotonic())
                 self._endings.update({rank: ending} if ending else {})
                 self._answered.set()
             case HaveEnded(ranks, endings):
@@ -317,6 +331,8 @@ class Monitor:
         present = {each for calls in list(stacks.values()) for each in list(calls) if isinstance(each, Call)}
         self._since = {call: self._since.get(call, now) for call in present}
         self._measure_cpu(now)
+        if self._when_stuck is not None and self._lost:
+            self._look_into_library(self._when_stuck, now)
         blocked = self._blocked(now)
         known = {call: key for key, call in self._keys.items()}
         if [known.get(call) for call in blocked] == [call.key for call in self._reported]:
@@ -332,6 +348,18 @@ class Monitor:
             self._send(connection, Running(self._rank))
         else:
             self._send(connection, Blocked(self._rank, tuple(self._reported)))
+
+    def _look_into_library(self, end: Callable[[str], None], now: float) -> None:
+        thread = self._thread_of_script
+        began = max(*self._lost.values(), now if self._idle_since is None else self._idle_since)
+        if now - began < _STUCK * self._patience_sec or stacks.get(thread) or not waits_natively(thread):
+            return
+        ranks = sorted(self._lost)
+        end(
+            f"{_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} gone, and rank {self._rank} waits in a library for "
+            f"what does not come, at {script_line(thread)}"
+        )
+        self._when_stuck = None
 
     def _send(self, connection: Connection, message: Message) -> None:
         with self._lock, contextlib.suppress(ConnectionLost):

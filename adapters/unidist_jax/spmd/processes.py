@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import socket
+import sys
 import weakref
 from contextlib import closing
 
@@ -74,6 +76,7 @@ def join_processes(runtime: context.Context) -> None:
     rank, size = runtime.topology.rank, runtime.topology.world_size
     if size == 1:
         return
+    runtime.when_stuck(_end_process)
     if jax.distributed.is_initialized():
         if (jax.process_count(), jax.process_index()) != (size, rank):
             raise ConfigurationError(
@@ -98,6 +101,12 @@ def join_processes(runtime: context.Context) -> None:
         initialization_timeout=int(runtime.settings.start_timeout.total_seconds()),
         shutdown_timeout_seconds=_SHUTDOWN_SEC,
     )
+
+
+def _end_process(reason: str) -> None:
+    """End this process: a collective of XLA on CPUs may wait for a rank that is gone for ever, and is not ended."""
+    print(f"unidist: {reason}. This process ends.", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _have_devices(runtime: context.Context) -> list[int]:

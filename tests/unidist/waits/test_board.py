@@ -76,6 +76,15 @@ def test_ranks_that_wait_for_each_other_are_told() -> None:
     assert ranks.told(Deadlock) == [0, 1]
 
 
+def test_the_others_are_told_of_a_rank_that_is_gone() -> None:
+    ranks = Ranks(3)
+    ranks.dies(1)
+    assert ranks.told(RankFailed) == [0, 2]
+    ranks.leaves(2)
+    ranks.dies(2)  # its script has ended
+    assert ranks.told(RankFailed) == [0, 2]
+
+
 def test_a_wait_for_a_rank_whose_script_has_ended_is_a_deadlock() -> None:
     ranks = Ranks(2)
     ranks.waits(0, [1])
@@ -119,7 +128,8 @@ def test_a_rank_that_asks_who_has_ended_gets_the_answer_when_it_is_known() -> No
     ranks.dies(3)
     assert not ranks.told(HaveEnded)
     ranks.leaves(2)
-    assert ranks.sent == [(10, HaveEnded((2,), (f"has ended. {UNEVEN_BATCHES}",)))]
+    assert ranks.sent[-1] == (10, HaveEnded((2,), (f"has ended. {UNEVEN_BATCHES}",)))
+    assert ranks.told(HaveEnded) == [0]
 
 
 def test_a_rank_that_asks_for_one_that_neither_ended_nor_died_is_answered_soon() -> None:
