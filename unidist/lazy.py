@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
-__all__ = ["lazy_names"]
+__all__ = ["lazy_imports", "lazy_names"]
 
 
 def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], object]:
@@ -17,15 +17,28 @@ def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], object
         names: by module of the package, the public names that it defines, with blanks between them. Under "": those
             that are modules themselves.
     """
-    modules = {name: module for module, listed in names.items() for name in listed.split()}
+    return lazy_imports(package, {f"{package}.{module}" if module else "": names[module] for module in names})
+
+
+def lazy_imports(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a module whose names come from anywhere.
+
+    Args:
+        module: its `__name__`.
+        names: by import path of another module, the names that it defines, with blanks between them; or, by
+            "path:name", the name here of a thing that is called differently there. Under "": those that are modules in
+            this package.
+    """
+    sources = {name: source for source, listed in names.items() for name in listed.split()}
 
     def get(name: str) -> object:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if not modules[name]:
-            return importlib.import_module(f"{package}.{name}")
-        found: object = getattr(importlib.import_module(f"{package}.{modules[name]}"), name)
-        setattr(sys.modules[package], name, found)
+        if name not in sources:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if not sources[name]:
+            return importlib.import_module(f"{module}.{name}")
+        source, _, original = sources[name].partition(":")
+        found: object = getattr(importlib.import_module(source), original or name)
+        setattr(sys.modules[module], name, found)
         return found
 
     return get

@@ -33,8 +33,9 @@ def imported(sources: Sources, path: str, module: str, name: str = "") -> Iterat
     if module.partition(".")[0] in sources.project.packages:
         yield from (Link(path, target, reason) for target in sources.module(module, name))
         if not name and module in modules and sources.mentions[modules[module].path].is_lazy:
-            for item in modules[module].imports:  # any of its names may be used
-                if not item.at_import and item.package == modules[module].package:
+            lazy = modules[module]
+            for item in lazy.imports:  # any of its names may be used
+                if not item.at_import and (lazy.is_facade or item.package == lazy.package):
                     yield from imported(sources, path, item.module, item.name)
     elif not path.startswith(PRODUCT):
         yield from (Link(path, target, reason) for target in sources.beside(path, module, name))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 from typing_extensions import override
 
 from unidist.buffer import device_kind
-from unidist.cost_model.exchange_cost import allreduced
 from unidist.cost_model.step_interface import PredictsStepTime
 from unidist.errors import ConfigurationError
 from unidist.gradients.allreduce import AllReduceExchange
@@ -66,6 +65,8 @@ class DataParallel(Strategy, GradientOwner, NamesPlugins, PredictsStepTime):
 
     @override
     def predict(self, step: RankStep, plan: Plan, problem: SearchProblem) -> RankStep:
+        from unidist.cost_model.exchange_cost import allreduced
+
         return allreduced(step, beside=self.overlap)
 
     @property

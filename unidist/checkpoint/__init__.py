@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from unidist.checkpoint import format
     from unidist.checkpoint.agreement import agree
     from unidist.checkpoint.convert import Export, Import, read_whole, state_of_tensors, to_checkpoint
-    from unidist.checkpoint.job import CheckpointObjects, FrameworkStates, MappingLike, load_job, make_saver, save_job
+    from unidist.checkpoint.framework_states import FrameworkStates
+    from unidist.checkpoint.job import CheckpointObjects, MappingLike, load_job, make_saver, save_job
     from unidist.checkpoint.loading import Loaded, LoadOptions, check_parts, load
     from unidist.checkpoint.plain_state import PlainState
     from unidist.checkpoint.redistribution import ranks_of, redistribute_job
@@ -37,7 +38,8 @@ __getattr__ = lazy_names(
         "": "format",
         "agreement": "agree",
         "convert": "Export Import read_whole state_of_tensors to_checkpoint",
-        "job": "CheckpointObjects FrameworkStates MappingLike load_job make_saver save_job",
+        "framework_states": "FrameworkStates",
+        "job": "CheckpointObjects MappingLike load_job make_saver save_job",
         "loading": "LoadOptions Loaded check_parts load",
         "plain_state": "PlainState",
         "redistribution": "ranks_of redistribute_job",

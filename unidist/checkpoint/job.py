@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ from unidist._version import __version__
 from unidist.checkpoint import extra as extra_values
 from unidist.checkpoint.format.interface import KeepsState, kept_state
 from unidist.checkpoint.format.mapping import NameMapping
-from unidist.checkpoint.format.pieces import Piece
 from unidist.checkpoint.format.reader import Checkpoint
+from unidist.checkpoint.framework_states import FrameworkStates, Model, Optimizer
 from unidist.checkpoint.loading import Loaded, LoadOptions, load
 from unidist.checkpoint.rng import SECTION as RNG
 from unidist.checkpoint.save_request import OnError, SaveHandle, SaveOptions
@@ -23,54 +22,11 @@ from unidist.checkpoint.saving import Saver
 from unidist.checkpoint.update_state import SECTION as UPDATE
 from unidist.checkpoint.update_state import UpdateState
 from unidist.errors import UsageError
-from unidist.framework import Framework
-from unidist.optim.update import Update
 from unidist.runtime import context
 
 _log = logging.getLogger("unidist")
 
-Model = Any
-Optimizer = Any
 MappingLike = NameMapping | Mapping[str, Any] | str | Path | None
-
-
-class FrameworkStates(ABC):
-    """An adapter's access to the state of ordinary models and optimizers, for which no plugin provides it.
-
-    Attributes:
-        framework: the adapter's.
-    """
-
-    framework: Framework
-
-    @abstractmethod
-    def model(self, model: Model) -> KeepsState:
-        """Return the state of a model whose parameters this rank holds, placed as `placements_of(model)` says."""
-
-    @abstractmethod
-    def optimizer(self, optimizer: Optimizer, models: Mapping[str, Model]) -> KeepsState:
-        """Return the state of an optimizer.
-
-        Args:
-            optimizer: the framework's own, bound or not.
-            models: whose parameters it updates, by the prefix of their paths; may be empty.
-        """
-
-    @abstractmethod
-    def random(self, rank: int, models: Mapping[str, Model]) -> KeepsState:
-        """Return the state of this rank's random number generators, including those of its models."""
-
-    @abstractmethod
-    def piece(self, name: str, tensor: Any) -> Piece:
-        """Return a whole tensor as a piece."""
-
-    def update(self, optimizer: Optimizer) -> Update | None:
-        """Return the framework-free part of a bound optimizer; None for one that is not bound."""
-        return None
-
-    @abstractmethod
-    def prepare_to_load(self, optimizer: Optimizer) -> None:
-        """Prepare an optimizer for `load`: complete a pending exchange, create its state. Collective."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from unidist.checkpoint.format.interface import KeepsState, MemoryState, SavedSe
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
 from unidist.checkpoint.format.reader import Convert
 from unidist.checkpoint.format.writing import Identity, RankInventory, check_inventories, merge_values
-from unidist.checkpoint.job import FrameworkStates
+from unidist.checkpoint.framework_states import FrameworkStates
 from unidist.checkpoint.loading import check_parts
 from unidist.checkpoint.saving import plain
 from unidist.checkpoint.transfers import Transfer, Wanted, move, transfers

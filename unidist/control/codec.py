@@ -47,8 +47,9 @@ class Message:
     """The type on the wire."""
 
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
-        # What all have in common is below: each method that is made for a class takes a rank's start some time.
-        dataclass(frozen=True, eq=False, repr=False, kw_only=kw_only)(cls)
+        # What all have in common is below, and type checkers alone see that they are frozen: each method that is made
+        # for a class takes the start of a process some time, and there are some 70 classes.
+        dataclass(eq=False, repr=False, kw_only=kw_only)(cls)
         is_own = cls.__module__.partition(".")[0] == "unidist"
         cls.type_name = cls.__name__ if is_own else f"{cls.__module__}.{cls.__name__}"
         known = _TYPES.setdefault(cls.type_name, cls)

@@ -10,7 +10,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from unidist.checkpoint.job import FrameworkStates
+from unidist.checkpoint.framework_states import FrameworkStates
 from unidist.checkpoint.update_state import UpdateState
 from unidist.elastic.state import Handler, SharedHandler
 from unidist.negotiation import objects

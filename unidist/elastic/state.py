@@ -21,7 +21,8 @@ from typing_extensions import override
 
 from unidist.checkpoint.format.interface import KeepsState
 from unidist.checkpoint.format.reader import Convert
-from unidist.checkpoint.job import CheckpointObjects, FrameworkStates
+from unidist.checkpoint.framework_states import FrameworkStates
+from unidist.checkpoint.job import CheckpointObjects
 from unidist.checkpoint.plain_state import PlainState
 from unidist.elastic.durable.checkpoints import Durable
 from unidist.elastic.durable.commit_agreement import agree_at_commit

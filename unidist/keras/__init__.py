@@ -5,38 +5,38 @@ Keras 3 on TensorFlow or on JAX, as KERAS_BACKEND says; the reference is that of
 
 from typing import TYPE_CHECKING
 
-from unidist.horovod_api.lifecycle import (
-    add_process_set,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    data_rank,
-    data_size,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    rank,
-    remove_process_set,
-    report,
-    role,
-    size,
-    start_timeline,
-    stop_timeline,
-    world,
-)
-from unidist.keras import callbacks, elastic
 from unidist.keras._backend import names_of_backend
-from unidist.negotiation.process_sets import ProcessSet, global_process_set
 
 if TYPE_CHECKING:
-    from unidist.horovod_api.lifecycle import shutdown
+    from unidist.horovod_api.lifecycle import (
+        add_process_set,
+        ccl_built,
+        cross_rank,
+        cross_size,
+        data_rank,
+        data_size,
+        ddl_built,
+        gloo_built,
+        gloo_enabled,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        mpi_built,
+        mpi_enabled,
+        mpi_threads_supported,
+        rank,
+        remove_process_set,
+        report,
+        role,
+        shutdown,
+        size,
+        start_timeline,
+        stop_timeline,
+        world,
+    )
+    from unidist.keras import callbacks, elastic
+    from unidist.negotiation.process_sets import ProcessSet, global_process_set
     from unidist_keras.metrics import metrics
     from unidist_tensorflow.basics import cuda_built, device, nccl_built, rocm_built, seed
     from unidist_tensorflow.checkpoint.api import load, redistribute, save
@@ -71,4 +71,15 @@ __all__ = [
     "stop_timeline", "weighted", "world",
 ]  # fmt: skip
 
-__getattr__ = names_of_backend(__name__)
+__getattr__ = names_of_backend(
+    __name__,
+    {
+        "": "callbacks elastic",
+        "unidist.horovod_api.lifecycle": (
+            "add_process_set ccl_built cross_rank cross_size data_rank data_size ddl_built gloo_built "
+            "gloo_enabled init is_initialized local_rank local_size mpi_built mpi_enabled mpi_threads_supported "
+            "rank remove_process_set report role size start_timeline stop_timeline world"
+        ),
+        "unidist.negotiation.process_sets": "ProcessSet global_process_set",
+    },
+)

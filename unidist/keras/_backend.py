@@ -5,23 +5,27 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 
 import keras
 
-from unidist.errors import ConfigurationError
-from unidist.runtime.plugin_manager import PluginManager
+from unidist.lazy import lazy_imports
 
 
-def names_of_backend(package: str) -> Callable[[str], object]:
+def names_of_backend(package: str, names: Mapping[str, str] | None = None) -> Callable[[str], object]:
     """Return the `__getattr__` of a module of this facade: names of its `__all__` come from the adapter.
 
     Args:
         package: the module's `__name__`.
+        names: those that are the same on every backend, see `lazy_imports`; default: none.
     """
+    common = {name for listed in (names or {}).values() for name in listed.split()}
+    of_all = lazy_imports(package, names or {})
 
     def get(name: str) -> object:
+        if name in common:
+            return of_all(name)
         module = sys.modules[package]
         if name not in module.__all__:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -45,8 +49,11 @@ def _implementation() -> ModuleType:
     Raises:
         ConfigurationError: no adapter that is installed is for it.
     """
+    from unidist.errors import ConfigurationError
+    from unidist.runtime.context import plugins
+
     backend = keras.backend.backend()
-    modules = {spec.name: spec.keras for spec in PluginManager().load().frameworks if spec.keras}
+    modules = {spec.name: spec.keras for spec in plugins().frameworks if spec.keras}
     if backend not in modules:
         raise ConfigurationError(
             f"Keras runs on {backend!r}, for which unidist.keras has no adapter; choices: "

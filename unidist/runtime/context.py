@@ -22,8 +22,6 @@ from typing import Any, TypeVar
 
 from unidist.communicator import Communicator
 from unidist.control.elastic import member
-from unidist.control.elastic.membership import NO_STATE
-from unidist.control.elastic.worker_link import DismissedError
 from unidist.errors import NotInitializedError, PeerLostError, UsageError
 from unidist.mesh import REPLICA_AXES, SAMPLE_AXES, SHARD_REPLICA_AXES, Mesh
 from unidist.negotiation import (
@@ -364,6 +362,9 @@ def _connected(settings: Settings) -> Context:
             assert placement.worker is not None
             if time.monotonic() - began > placement.worker.timeout.total_seconds():
                 raise
+            from unidist.control.elastic.membership import NO_STATE
+            from unidist.control.elastic.worker_link import DismissedError
+
             reason = present.link.ended or str(exc)
         _log.info("init: %s", reason)
         try:

@@ -1,35 +1,56 @@
-"""The part of `unidist.torch` and its like that plugins bring: found when a script first asks for a name."""
+"""What `unidist.torch` and its like offer: names of an adapter, and those that plugins bring.
+
+Each is imported when a script first asks for it. So a script imports what it uses: no elastic training without elastic
+training.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
-from unidist.facade import FacadeNameSpec
-from unidist.runtime.context import plugins
+from unidist.lazy import lazy_imports
 
-__all__ = ["names_of_plugins"]
+if TYPE_CHECKING:
+    from unidist.facade import FacadeNameSpec
+    from unidist.registry import Registry
+
+__all__ = ["facade_names"]
 
 
-def names_of_plugins(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def facade_names(facade: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the `__getattr__` and the `__dir__` of a module that scripts import.
 
     Args:
-        package: its `__name__`: "unidist.torch".
+        facade: its `__name__`: "unidist.torch".
+        names: all that its `__all__` lists, see `lazy_imports`.
     """
-    facade = package.partition(".")[2]
+    listed = {name for each in names.values() for name in each.split()}
+    own = lazy_imports(facade, names)
+    short = facade.partition(".")[2]
 
     def get(name: str) -> object:
+        if name in listed:
+            return own(name)
         if not name.startswith("_"):  # Python and others ask for many that are no names of plugins
-            registry = plugins().registry(FacadeNameSpec)
-            if f"{facade}.{name}" in registry:
-                found: object = registry.get(f"{facade}.{name}").load()
-                setattr(sys.modules[package], name, found)
-                return found
-        raise AttributeError(f"module {package!r} has no attribute {name!r}, and no plugin that is loaded adds it")
+            for spec in _specs():
+                if spec.name == f"{short}.{name}":
+                    found: object = spec.load()
+                    setattr(sys.modules[facade], name, found)
+                    return found
+        raise AttributeError(f"module {facade!r} has no attribute {name!r}, and no plugin that is loaded adds it")
 
-    def names() -> list[str]:
-        added = {spec.attribute for spec in plugins().registry(FacadeNameSpec) if spec.facade == facade}
-        return sorted({*vars(sys.modules[package]), *added})
+    def dir_() -> list[str]:
+        added = {spec.attribute for spec in _specs() if spec.facade == short}
+        return sorted({*vars(sys.modules[facade]), *listed, *added})
 
-    return get, names
+    return get, dir_
+
+
+def _specs() -> Registry[FacadeNameSpec]:
+    """Return what plugins bring. Asking for it loads all plugins, so that is not done for the names of the adapter."""
+    from unidist.facade import FacadeNameSpec
+    from unidist.runtime.context import plugins
+
+    return plugins().registry(FacadeNameSpec)

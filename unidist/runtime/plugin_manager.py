@@ -293,7 +293,12 @@ def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, tuple[str, str]
     Our own distribution comes first: where two plugins claim a name, a third party's cannot take ours away.
     """
     found = {}
+    origins: dict[importlib.metadata.Distribution | None, tuple[str, str]] = {None: ("(unknown)", "")}
     for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        origin = (entry.dist.name, entry.dist.version) if entry.dist else ("(unknown)", "")
+        if entry.dist not in origins:
+            assert entry.dist is not None
+            metadata = entry.dist.metadata  # a file that is read and parsed each time: once for all its entry points
+            origins[entry.dist] = (metadata["Name"], metadata["Version"])
+        origin = origins[entry.dist]
         found[(origin[0], entry.name, entry.value)] = (entry, origin)
     return [found[key] for key in sorted(found, key=lambda key: (key[0] != OWN_DISTRIBUTION, key))]

@@ -13,7 +13,7 @@ from typing_extensions import override
 from unidist.checkpoint.format.interface import HasKeptState, KeepsState, PlacesParameters
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece
-from unidist.checkpoint.job import FrameworkStates
+from unidist.checkpoint.framework_states import FrameworkStates
 from unidist.checkpoint.rng import RandomState
 from unidist.errors import UsageError
 from unidist.optim.update import Update

@@ -13,38 +13,45 @@ the text of unidist's; `translated()` gives the error itself.
 May import `compiled`, `spmd` and the modules at the root of this package.
 """
 
-from unidist.horovod_api.reduce_ops import Op
-from unidist_jax.operations.compression import Compression
-from unidist_jax.operations.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    shutdown,
-)
-from unidist_jax.operations.movement import (
-    allgather,
-    alltoall,
-    barrier,
-    broadcast,
-    grouped_allgather,
-    join,
-    recv,
-    send,
-)
-from unidist_jax.operations.reductions import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allreduce,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
-from unidist_jax.operations.samples import gather_samples
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.horovod_api.reduce_ops import Op
+    from unidist_jax.operations.compression import Compression
+    from unidist_jax.operations.functions import (
+        allgather_object,
+        broadcast_object,
+        broadcast_optimizer_state,
+        broadcast_parameters,
+        shutdown,
+    )
+    from unidist_jax.operations.movement import (
+        allgather,
+        alltoall,
+        barrier,
+        broadcast,
+        grouped_allgather,
+        join,
+        recv,
+        send,
+    )
+    from unidist_jax.operations.reductions import (
+        Adasum,
+        Average,
+        Max,
+        Min,
+        Product,
+        Sum,
+        allreduce,
+        grouped_allreduce,
+        grouped_reducescatter,
+        reducescatter,
+    )
+    from unidist_jax.operations.samples import gather_samples
 
 __all__ = [
     "Adasum", "Average", "Compression", "Max", "Min", "Op", "Product", "Sum", "allgather", "allgather_object",
@@ -52,3 +59,16 @@ __all__ = [
     "broadcast_parameters", "gather_samples", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join",
     "recv", "reducescatter", "send", "shutdown",
 ]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "compression": "Compression",
+        "functions": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters shutdown",
+        "movement": "allgather alltoall barrier broadcast grouped_allgather join recv send",
+        "reductions": (
+            "Adasum Average Max Min Op Product Sum allreduce grouped_allreduce grouped_reducescatter reducescatter"
+        ),
+        "samples": "gather_samples",
+    },
+)

@@ -9,15 +9,35 @@ optimizer, and `elementwise` tries whether an optimizer may update parts of leav
 May import `compiled`, `operations`, `spmd`, `framework` and the modules at the root of this package.
 """
 
-from unidist_jax.optimizer.binding import BoundOptimizer, bind
-from unidist_jax.optimizer.cell import Cell
-from unidist_jax.optimizer.elementwise import needs_whole_leaves
-from unidist_jax.optimizer.exchange import GradientLeaves, copy_array
-from unidist_jax.optimizer.inner_step import InnerStep, TracedStep
-from unidist_jax.optimizer.leaf_piece import LeafPiece
-from unidist_jax.optimizer.spmd_step import check_strategies
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_jax.optimizer.binding import BoundOptimizer, bind
+    from unidist_jax.optimizer.cell import Cell
+    from unidist_jax.optimizer.elementwise import needs_whole_leaves
+    from unidist_jax.optimizer.exchange import GradientLeaves, copy_array
+    from unidist_jax.optimizer.inner_step import InnerStep, TracedStep
+    from unidist_jax.optimizer.leaf_piece import LeafPiece
+    from unidist_jax.optimizer.spmd_step import check_strategies
 
 __all__ = [
     "BoundOptimizer", "Cell", "GradientLeaves", "InnerStep", "LeafPiece", "TracedStep", "bind",
     "check_strategies", "copy_array", "needs_whole_leaves",
 ]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "binding": "BoundOptimizer bind",
+        "cell": "Cell",
+        "elementwise": "needs_whole_leaves",
+        "exchange": "GradientLeaves copy_array",
+        "inner_step": "InnerStep TracedStep",
+        "leaf_piece": "LeafPiece",
+        "spmd_step": "check_strategies",
+    },
+)

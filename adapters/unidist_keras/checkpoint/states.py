@@ -10,7 +10,7 @@ from typing_extensions import override
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState, Plain, SavedSection, placements_of
 from unidist.checkpoint.format.parts import Part
 from unidist.checkpoint.format.pieces import Piece, TensorInfo
-from unidist.checkpoint.job import FrameworkStates
+from unidist.checkpoint.framework_states import FrameworkStates
 from unidist.checkpoint.rng import RandomState
 from unidist.errors import UsageError
 from unidist.optim.update import Update, update_of

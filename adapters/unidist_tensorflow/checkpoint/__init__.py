@@ -4,7 +4,22 @@ What does not depend on TensorFlow is in `unidist_keras.checkpoint`. May import 
 of this package.
 """
 
-from unidist_tensorflow.checkpoint.api import load, redistribute, save
-from unidist_tensorflow.checkpoint.states import KerasStates
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_tensorflow.checkpoint.api import load, redistribute, save
+    from unidist_tensorflow.checkpoint.states import KerasStates
 
 __all__ = ["KerasStates", "load", "redistribute", "save"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "api": "load redistribute save",
+        "states": "KerasStates",
+    },
+)

@@ -11,39 +11,46 @@ Tensors that are not in host memory are copied there and back.
 May import the modules at the root of this package.
 """
 
-from unidist.horovod_api.reduce_ops import Op
-from unidist_tensorflow.operations.compression import Compression
-from unidist_tensorflow.operations.functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
-from unidist_tensorflow.operations.movement import (
-    allgather,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    join,
-    recv,
-    send,
-)
-from unidist_tensorflow.operations.reductions import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allreduce,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.horovod_api.reduce_ops import Op
+    from unidist_tensorflow.operations.compression import Compression
+    from unidist_tensorflow.operations.functions import (
+        BroadcastGlobalVariablesHook,
+        allgather_object,
+        broadcast_global_variables,
+        broadcast_object,
+        broadcast_object_fn,
+        broadcast_variables,
+    )
+    from unidist_tensorflow.operations.movement import (
+        allgather,
+        alltoall,
+        barrier,
+        broadcast,
+        broadcast_,
+        grouped_allgather,
+        join,
+        recv,
+        send,
+    )
+    from unidist_tensorflow.operations.reductions import (
+        Adasum,
+        Average,
+        Max,
+        Min,
+        Product,
+        Sum,
+        allreduce,
+        grouped_allreduce,
+        grouped_reducescatter,
+        reducescatter,
+    )
 
 __all__ = [
     "Adasum", "Average", "BroadcastGlobalVariablesHook", "Compression", "Max", "Min", "Op", "Product", "Sum",
@@ -51,3 +58,18 @@ __all__ = [
     "broadcast_global_variables", "broadcast_object", "broadcast_object_fn", "broadcast_variables",
     "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join", "recv", "reducescatter", "send",
 ]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "compression": "Compression",
+        "functions": (
+            "BroadcastGlobalVariablesHook allgather_object broadcast_global_variables broadcast_object "
+            "broadcast_object_fn broadcast_variables"
+        ),
+        "movement": "allgather alltoall barrier broadcast broadcast_ grouped_allgather join recv send",
+        "reductions": (
+            "Adasum Average Max Min Op Product Sum allreduce grouped_allreduce grouped_reducescatter reducescatter"
+        ),
+    },
+)

@@ -3,17 +3,33 @@
 May import `framework`, `gradients`, `operations` and the modules at the root of this package.
 """
 
-from unidist_tensorflow.optimizer.elementwise import RowCheck, counts_occurrences, needs_whole_variables
-from unidist_tensorflow.optimizer.inner_step import (
-    Entry,
-    InnerStep,
-    WholeStep,
-    has_sharded_state,
-    restoring,
-)
-from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_tensorflow.optimizer.elementwise import RowCheck, counts_occurrences, needs_whole_variables
+    from unidist_tensorflow.optimizer.inner_step import (
+        Entry,
+        InnerStep,
+        WholeStep,
+        has_sharded_state,
+        restoring,
+    )
+    from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
     "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "RowCheck", "WholeStep",
     "counts_occurrences", "has_sharded_state", "needs_whole_variables", "restoring",
 ]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "elementwise": "RowCheck counts_occurrences needs_whole_variables",
+        "inner_step": "Entry InnerStep WholeStep has_sharded_state restoring",
+        "tape": "DistributedGradientTape PartialDistributedGradientTape",
+    },
+)

@@ -13,7 +13,6 @@ from typing_extensions import override
 from unidist.algorithms import reduce_into
 from unidist.buffer import HOST, Buffer, DType
 from unidist.communicator import ReduceOp
-from unidist.cost_model.figures import MeasuredActivations, ParameterFigures
 from unidist.cost_model.memory_interface import SizesModels
 from unidist.cost_model.step_interface import CountsOperations
 from unidist.errors import UsageError
@@ -22,6 +21,7 @@ from unidist.framework import Framework
 if TYPE_CHECKING:
     import torch
 
+    from unidist.cost_model.figures import MeasuredActivations, ParameterFigures
     from unidist.cost_model.work import CountedPass
 
 
@@ -138,6 +138,8 @@ class TorchFramework(Framework, SizesModels, CountsOperations):
     @override
     def parameter_figures(self, model: torch.nn.Module) -> Mapping[str, ParameterFigures]:
         from torch.nn.parameter import is_lazy
+
+        from unidist.cost_model.figures import ParameterFigures
 
         found = {}
         for path, parameter in model.named_parameters():

@@ -3,10 +3,17 @@
 May import `operations` and the modules at the root of this package.
 """
 
-from unidist_torch.gradients.compression import CompressionLike, TensorCompressor
-from unidist_torch.gradients.parameters import reattach, shaped
-from unidist_torch.gradients.partial_gradient import PartNorms
-from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist_torch.gradients.compression import CompressionLike, TensorCompressor
+    from unidist_torch.gradients.parameters import reattach, shaped
+    from unidist_torch.gradients.partial_gradient import PartNorms
+    from unidist_torch.gradients.placeholder import ShardedGradient, sharded_gradient
 
 __all__ = [
     "CompressionLike",
@@ -17,3 +24,13 @@ __all__ = [
     "shaped",
     "sharded_gradient",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "compression": "CompressionLike TensorCompressor",
+        "parameters": "reattach shaped",
+        "partial_gradient": "PartNorms",
+        "placeholder": "ShardedGradient sharded_gradient",
+    },
+)

@@ -8,53 +8,61 @@ raised on every rank, and the runtime stays usable.
 May import the modules at the root of this package.
 """
 
-from unidist.horovod_api.reduce_ops import Op
-from unidist_torch.operations.compression import Compression
-from unidist_torch.operations.functions import (
-    allgather_object,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-)
-from unidist_torch.operations.handles import GroupHandle, Handle, poll, synchronize
-from unidist_torch.operations.movement import (
-    allgather,
-    allgather_async,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    join,
-    recv,
-    send,
-    sparse_allreduce_async,
-)
-from unidist_torch.operations.reductions import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
-from unidist_torch.operations.samples import gather_samples
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from unidist.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from unidist.horovod_api.reduce_ops import Op
+    from unidist_torch.operations import communicators, differentiable
+    from unidist_torch.operations.compression import Compression
+    from unidist_torch.operations.functions import (
+        allgather_object,
+        broadcast_object,
+        broadcast_optimizer_state,
+        broadcast_parameters,
+    )
+    from unidist_torch.operations.handles import GroupHandle, Handle, poll, synchronize
+    from unidist_torch.operations.movement import (
+        allgather,
+        allgather_async,
+        alltoall,
+        alltoall_async,
+        barrier,
+        broadcast,
+        broadcast_,
+        broadcast_async,
+        broadcast_async_,
+        grouped_allgather,
+        grouped_allgather_async,
+        join,
+        recv,
+        send,
+        sparse_allreduce_async,
+    )
+    from unidist_torch.operations.reductions import (
+        Adasum,
+        Average,
+        Max,
+        Min,
+        Product,
+        Sum,
+        allreduce,
+        allreduce_,
+        allreduce_async,
+        allreduce_async_,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_allreduce_async,
+        grouped_allreduce_async_,
+        grouped_reducescatter,
+        grouped_reducescatter_async,
+        reducescatter,
+        reducescatter_async,
+    )
+    from unidist_torch.operations.samples import gather_samples
 
 __all__ = [
     "Adasum", "Average", "Compression", "GroupHandle", "Handle", "Max", "Min", "Op", "Product", "Sum", "allgather",
@@ -65,3 +73,23 @@ __all__ = [
     "grouped_allreduce_async", "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async",
     "join", "poll", "recv", "reducescatter", "reducescatter_async", "send", "sparse_allreduce_async", "synchronize",
 ]  # fmt: skip
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "": "communicators differentiable",
+        "compression": "Compression",
+        "functions": "allgather_object broadcast_object broadcast_optimizer_state broadcast_parameters",
+        "handles": "GroupHandle Handle poll synchronize",
+        "movement": (
+            "allgather allgather_async alltoall alltoall_async barrier broadcast broadcast_ broadcast_async "
+            "broadcast_async_ grouped_allgather grouped_allgather_async join recv send sparse_allreduce_async"
+        ),
+        "reductions": (
+            "Adasum Average Max Min Op Product Sum allreduce allreduce_ allreduce_async allreduce_async_ "
+            "grouped_allreduce grouped_allreduce_ grouped_allreduce_async grouped_allreduce_async_ "
+            "grouped_reducescatter grouped_reducescatter_async reducescatter reducescatter_async"
+        ),
+        "samples": "gather_samples",
+    },
+)

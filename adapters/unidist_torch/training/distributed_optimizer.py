@@ -34,7 +34,6 @@ from unidist_torch.operations.functions import broadcast_parameters, give_optimi
 from unidist_torch.optimizer.elementwise import needs_closure
 from unidist_torch.optimizer.horovod_arguments import NamedParameters, names_of, position_in
 from unidist_torch.optimizer.mixin import bind, check_plain
-from unidist_torch.training.adasum_optimizer import bind_adasum
 from unidist_torch.training.divided_model import FollowedModel, follow_model, prepare_to_divide
 from unidist_torch.training.no_sync import add_no_sync
 from unidist_torch.training.other_wrappers import refuse_wrapped, refuse_wrapping
@@ -261,6 +260,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
                 f"op=Adasum exchanges no gradients, and --strategy {runtime.settings.strategy} is about them; "
                 "leave one out"
             )
+        from unidist_torch.training.adasum_optimizer import bind_adasum
+
         compressor = tensor_compressor(compression)
         return bind_adasum(optimizer, runtime, names=names, compression=compressor, passes=backward_passes_per_step)
     check_counts_alone(runtime, backward_passes_per_step)

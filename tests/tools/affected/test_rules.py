@@ -96,6 +96,18 @@ def test_a_name_of_a_lazy_package_depends_on_the_module_that_defines_it(chosen: 
     assert chosen(files, "unidist/lazy.py") == {"test_a.py", "test_b.py", "test_both.py"}
 
 
+def test_any_name_of_a_lazy_facade_may_be_used(chosen: Chosen) -> None:
+    files = {
+        "unidist/torch/__init__.py": LAZY.replace("unidist_p", "unidist_t"),
+        "adapters/unidist_t/a.py": "",
+        "adapters/unidist_t/b.py": "",
+        "tests/test_a.py": "from unidist.torch import A",
+        "tests/test_both.py": "import unidist.torch as ud",
+    }
+    assert chosen(files, "adapters/unidist_t/a.py") == {"test_a.py", "test_both.py"}
+    assert chosen(files, "adapters/unidist_t/b.py") == {"test_both.py"}
+
+
 def test_a_package_that_imports_at_once_brings_all_along(chosen: Chosen) -> None:
     files = {
         "unidist/torch/__init__.py": "from unidist_t.a import A\nfrom unidist_t.b import B",

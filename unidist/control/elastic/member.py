@@ -12,12 +12,13 @@ import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from unidist.control.elastic.membership import NO_STATE
-from unidist.control.elastic.worker_link import Assignment, WorkerLink
 from unidist.settings.worker_place import WorkerPlace
 from unidist.topology import Topology
+
+if TYPE_CHECKING:
+    from unidist.control.elastic.worker_link import Assignment
 
 _log = logging.getLogger("unidist.elastic")
 
@@ -37,6 +38,10 @@ class Member:
     """
 
     def __init__(self, place: WorkerPlace) -> None:
+        # Every process asks whether it is a member; those that are not need none of this.
+        from unidist.control.elastic.membership import NO_STATE
+        from unidist.control.elastic.worker_link import WorkerLink
+
         self._place = place
         self._epochs = itertools.count()
         self._interrupts: list[Callable[[str], None]] = []

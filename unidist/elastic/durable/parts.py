@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from unidist.checkpoint.format.interface import KeepsState
-from unidist.checkpoint.job import CheckpointObjects, FrameworkStates
+from unidist.checkpoint.framework_states import FrameworkStates
+from unidist.checkpoint.job import CheckpointObjects
 from unidist.checkpoint.plain_state import PlainState
 from unidist.checkpoint.rng import SECTION as RNG
 from unidist.framework import Framework
