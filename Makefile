@@ -170,8 +170,8 @@ coverage: $(VENV)/.sample $(VENV)/.horovod $(VENV)/.coverage ## run the tests an
 docs: $(VENV)/.docs ## build the documentation into out/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict
 
-bench: $(VENV)/.horovod ## measure side by side with the peers; prints a table, writes a plot
-	$(PY) -m benchmarks
+bench: $(VENV)/.horovod ## measure side by side with the peers, in 15 minutes; prints a table, writes a plot (BENCH=all: all of it)
+	$(PY) -m benchmarks $(if $(filter all,$(BENCH)),--all) $(BENCH_FLAGS)
 
 format: $(VENV)/.dev ## format the sources and mend what ruff can mend
 	$(PY) -m ruff check --fix-only --quiet .

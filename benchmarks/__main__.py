@@ -1,18 +1,22 @@
-"""Measure unidist beside its peers, print a table, write out/bench.json and out/bench.png."""
+"""Measure unidist beside its peers: print a table, write it and a plot to out/; or compare two tables."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
+import statistics
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from benchmarks import hosts, launch_time, local_sgd, recovery, straggler
+from benchmarks.compare import changes, described
 from benchmarks.control_plane import growth
 from benchmarks.jobs import ROOT, free_ports, under_horovodrun, under_unidist
-from benchmarks.report import Row, duration, save, show
+from benchmarks.report import Row, combined, duration, read_rows, save, show
 
 
 def _horovod_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
@@ -499,23 +503,79 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
 }
 
 
+_SHORT = (
+    "allreduce", "tcp", "gpt", "zero", "pipeline", "tensor", "experts", "horovod", "keras", "launch", "torch-backend",
+)  # fmt: skip
+"""What is measured by default; a round takes some five minutes. The others take minutes each, or need more set up."""
+
+Medians = dict[str, dict[str, float]]
+
+
 @click.command()
-@click.option("--repetitions", default=21, show_default=True, help="Counted repetitions of each measurement.")
+@click.option("--repetitions", default=7, show_default=True, help="Counted repetitions of each measurement in a round.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Whole measurements, at most.")
+@click.option("--minutes", default=15.0, show_default=True, help="No round but the first begins that might end later.")
+@click.option("--all", "is_whole", is_flag=True, help="Measure everything, as long as it takes: an hour or two.")
 @click.option("--only", multiple=True, type=click.Choice(list(_GROUPS)), help="Measure this alone; may be repeated.")
 @click.option("--output-dir", type=click.Path(path_type=Path), default=ROOT / "out", show_default="out/")
-def main(repetitions: int, only: tuple[str, ...], output_dir: Path) -> None:
-    """Measure unidist beside its peers. Takes some minutes; wants a quiet machine."""
-    groups: dict[str, dict[str, float]] = {}
+@click.option(
+    "--compare",
+    nargs=2,
+    metavar="OLD NEW",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Measure nothing: compare two files bench.json. Exits with 1 if something became slower, beyond noise.",
+)
+def main(
+    repetitions: int,
+    rounds: int,
+    minutes: float,
+    is_whole: bool,
+    only: tuple[str, ...],
+    output_dir: Path,
+    compare: tuple[Path, Path] | None,
+) -> None:
+    """Measure unidist beside its peers, for 15 minutes; wants a quiet machine."""
+    if compare:
+        old, new = map(read_rows, compare)
+        click.echo("\n".join(described(old, new)))
+        sys.exit(any(change.kind == "slower" for change in changes(old, new)))
+    names = only or (tuple(_GROUPS) if is_whole else _SHORT)
+    limit = float("inf") if is_whole else 60 * minutes
+    began = time.monotonic()
+    measured: list[tuple[Medians, list[Row]]] = []
+    for number in range(1, rounds + 1):
+        click.echo(f"round {number} of {rounds}")
+        measured.append(_round(names, repetitions))
+        passed = time.monotonic() - began
+        if passed + passed / number > limit and number < rounds:
+            click.echo(f"{number} rounds took {passed / 60:.0f} minutes: another would take longer than --minutes")
+            break
+    rows = combined([rows for _, rows in measured])
+    show(rows)
+    save(output_dir, _medians([medians for medians, _ in measured]), rows)
+    click.echo(f"written: {', '.join(str(output_dir / f'bench.{kind}') for kind in ('json', 'md', 'png'))}")
+
+
+def _round(names: tuple[str, ...], repetitions: int) -> tuple[Medians, list[Row]]:
+    groups: Medians = {}
     rows: list[Row] = []
-    for name in only or _GROUPS:
+    for name in names:
         measure, needs_horovod = _GROUPS[name]
         if needs_horovod and not _has_horovod():
             click.echo(f"{name}: left out, Horovod is not installed (unidist build horovod)")
         else:
+            began = time.monotonic()
             rows += measure(groups, repetitions)
-    show(rows)
-    save(output_dir, groups, rows)
-    click.echo(f"written: {output_dir / 'bench.json'}, {output_dir / 'bench.png'}")
+            click.echo(f"{name}: took {time.monotonic() - began:.0f} s")
+    return groups, rows
+
+
+def _medians(rounds: list[Medians]) -> Medians:
+    """Return the medians over the rounds."""
+    return {
+        title: {name: statistics.median(each[title][name] for each in rounds) for name in names}
+        for title, names in rounds[0].items()
+    }
 
 
 if __name__ == "__main__":
