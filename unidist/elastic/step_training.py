@@ -378,7 +378,7 @@ def training_of(
     if not isinstance(data, Redistributable):
         raise UsageError(
             f"the batch comes from ud.shard() of {data.description}, which elastic training cannot redistribute when "
-            "ranks join or leave: it needs a DataLoader with a batch_size and no sampler of yours. Or give TrainStep "
-            "elastic=False, and divide the data yourself in a function of ud.elastic.run"
+            "ranks join or leave: it needs data with a batch_size, no sampler of yours and no max_tokens. Or give "
+            "TrainStep elastic=False, and divide the data yourself in a function of ud.elastic.run"
         )
     return make(membership, data, choice if isinstance(choice, Policy) else Policy())

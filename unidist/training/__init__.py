@@ -22,6 +22,16 @@ if TYPE_CHECKING:
     from unidist.training.distribution import Distribution
     from unidist.training.division import fingerprint, global_batches, length_of_rank, part_of_rank
     from unidist.training.end_of_run import EndOfRun, never_applied, never_complete
+    from unidist.training.items import (
+        BudgetItems,
+        Cost,
+        DatasetItems,
+        Items,
+        check_budget,
+        check_no_budget,
+        compare_items,
+        lengths_of,
+    )
     from unidist.training.loader_state import LoaderPosition, LoaderState
     from unidist.training.mean_loss import MeanLoss, SampleWeight
     from unidist.training.reading import read_ahead, timed
@@ -33,12 +43,13 @@ if TYPE_CHECKING:
     from unidist.training.weighted_loss import WeightedPass, weighted_update
 
 __all__ = [
-    "Described", "Description", "Distribution", "EndOfRun", "LoaderPosition", "LoaderState", "MeanLoss", "PlannedStep",
-    "SampleAxis", "SampleWeight", "Tail", "TokenBudget", "Trees", "WeightedPass", "autotune", "averages",
-    "check_counts_alone", "check_equal", "check_leaves_loop", "check_leaves_model", "check_tail", "fingerprint",
-    "global_batches", "length_of_rank", "never_applied", "never_complete", "padded_share", "part_of_rank",
-    "planned_update", "read_ahead", "seed_python", "share", "shuffled", "sparse_anywhere", "timed", "trained_anywhere",
-    "weighted_update",
+    "BudgetItems", "Cost", "DatasetItems", "Described", "Description", "Distribution", "EndOfRun", "Items",
+    "LoaderPosition", "LoaderState", "MeanLoss", "PlannedStep", "SampleAxis", "SampleWeight", "Tail", "TokenBudget",
+    "Trees", "WeightedPass", "autotune", "averages", "check_budget", "check_counts_alone", "check_equal",
+    "check_leaves_loop", "check_leaves_model", "check_no_budget", "check_tail", "compare_items", "fingerprint",
+    "global_batches", "length_of_rank", "lengths_of", "never_applied", "never_complete", "padded_share",
+    "part_of_rank", "planned_update", "read_ahead", "seed_python", "share", "shuffled", "sparse_anywhere", "timed",
+    "trained_anywhere", "weighted_update",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -50,6 +61,7 @@ __getattr__ = lazy_names(
         "distribution": "Distribution",
         "division": "fingerprint global_batches length_of_rank part_of_rank",
         "end_of_run": "EndOfRun never_applied never_complete",
+        "items": "BudgetItems Cost DatasetItems Items check_budget check_no_budget compare_items lengths_of",
         "loader_state": "LoaderPosition LoaderState",
         "mean_loss": "MeanLoss SampleWeight",
         "reading": "read_ahead timed",

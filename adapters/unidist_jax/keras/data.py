@@ -16,7 +16,9 @@ from unidist.elastic.batches import BatchShare, Position, SampleOrder
 from unidist.elastic.step_training import Progress, Redistributable
 from unidist.errors import UsageError
 from unidist.runtime import context
+from unidist.training.items import Cost
 from unidist.training.sharding import Tail
+from unidist_arrays.token_batches import EqualEpochs, TokenBatches
 from unidist_jax.elastic import ShardedArrays
 from unidist_jax.training.data import shard as shard_any
 from unidist_keras.unsharded_data import add_rows
@@ -68,31 +70,28 @@ class ElasticBatches(Redistributable):
 
 
 class ShardedBatches(keras.utils.PyDataset):
-    """Batches of this rank's share of arrays, for `fit` and for loops; each iteration is an epoch. Made by `shard`.
+    """Batches of this rank's share of data, for `fit` and for loops; each iteration is an epoch. Made by `shard`.
 
     `fit` gets them in their own order, which differs from epoch to epoch, also with `fit(shuffle=True)`: a smaller last
     batch is the last one on every rank.
 
     Args:
-        arrays: this rank's share of arrays, as `unidist.jax.shard` returns it.
-        whole: the arrays.
-
-    Attributes:
-        elastic: the batches for elastic jobs.
+        batches: this rank's, as `unidist.jax.shard` returns them of arrays, or with as many in each epoch.
+        elastic: the batches for elastic jobs; None: these cannot be redistributed.
     """
 
-    def __init__(self, arrays: ShardedArrays, whole: Any) -> None:
+    def __init__(self, batches: ShardedArrays | EqualEpochs, elastic: ElasticBatches | None = None) -> None:
         super().__init__()
-        self._arrays = arrays
-        self.elastic = ElasticBatches(whole, arrays.order, arrays.batch_size)
+        self._batches = batches
+        self.elastic = elastic
         self._epoch: Any = iter(())
         self._given = 0
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(self._batches)
 
     def __iter__(self) -> Any:
-        return iter(self._arrays)
+        return iter(self._batches)
 
     def __getitem__(self, index: int) -> Any:
         """Return the next batch of the epoch, whichever is asked for."""
@@ -102,12 +101,12 @@ class ShardedBatches(keras.utils.PyDataset):
         return next(self._epoch)
 
     def _begin(self) -> None:
-        self._epoch, self._given = iter(self._arrays), 0
+        self._epoch, self._given = iter(self._batches), 0
 
     def on_epoch_end(self) -> None:
         """Go on with the next epoch; what `fit` has read to build a model comes again."""
         if 0 < self._given < len(self):
-            self._arrays.set_epoch(self._arrays.epoch - 1)
+            self._batches.set_epoch(self._batches.epoch - 1)
         self._given = 0
 
 
@@ -133,10 +132,15 @@ def shard(
     shuffle: bool | None = None,
     seed: int = 0,
     tail: Tail = "pad",
+    cost: Cost | None = None,
+    max_tokens: float | None = None,
+    window: int | None = None,
+    collate: Callable[[Any], Any] | None = None,
 ) -> Any:
     """Return this rank's share of data.
 
         model.fit(ud.shard((features, labels), batch_size=32))
+        model.fit(ud.shard(samples, cost=lengths, max_tokens=4096, collate=pad))  # batches of equal work
 
     Args:
         data: a tuple or dict of arrays, as `fit` takes them, with `batch_size`; a sequence of samples (for a loader of
@@ -145,7 +149,12 @@ def shard(
         shuffle: arrays, and sequences: in another order in each epoch (a sequence: in one order), the same on every
             rank; default: arrays yes, others no.
         seed: of that order, equal on every rank.
-        tail: what happens to samples that do not divide; see `unidist.jax.shard`.
+        tail: what happens to samples that do not divide; see `unidist.jax.shard`. "join" does not go with `max_tokens`.
+        cost: the length of each sample, with `max_tokens`.
+        max_tokens: number of samples of a batch times the length of the longest one, at most; see `unidist.jax.shard`.
+            Every epoch has as many batches as the first one, see docs/data.md.
+        window: number of samples that are sorted by length together, with `max_tokens`.
+        collate: makes a batch as `fit` takes it of a list of samples, or of rows of arrays; with `max_tokens`.
 
     Raises:
         UsageError: arrays without a batch size or with different numbers of rows, a tf.data.Dataset, or an unknown
@@ -156,5 +165,10 @@ def shard(
             f"shard of a {type(data).__name__}: where Keras runs on JAX, give arrays (ud.shard((x, y), batch_size=32)) "
             "or a sequence of samples"
         )
-    dealt = shard_any(data, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail)
-    return dealt if batch_size is None else ShardedBatches(dealt, data)
+    budget: dict[str, Any] = {"cost": cost, "max_tokens": max_tokens, "window": window, "collate": collate}
+    dealt = shard_any(data, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail, **budget)
+    if isinstance(dealt, TokenBatches):
+        return ShardedBatches(EqualEpochs(dealt, tail=tail))
+    if isinstance(dealt, ShardedArrays):
+        return ShardedBatches(dealt, ElasticBatches(data, dealt.order, dealt.batch_size))
+    return dealt

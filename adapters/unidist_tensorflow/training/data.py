@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,10 @@ import tensorflow as tf
 from unidist.elastic.batches import SampleOrder
 from unidist.errors import UsageError
 from unidist.runtime import context
+from unidist.training.items import Cost, check_no_budget
 from unidist.training.sharding import Tail, check_tail
+from unidist_arrays.numbered_samples import NumberedSamples
+from unidist_arrays.token_batches import EqualEpochs, TokenBatches
 from unidist_tensorflow.elastic.data import ElasticDataset
 from unidist_tensorflow.elastic.shuffling import reshuffled
 from unidist_tensorflow.training.waiting import measured
@@ -24,6 +28,10 @@ def shard(
     tail: Tail = "pad",
     buffer_size: int | None = None,
     batch_size: int | None = None,
+    cost: Cost | None = None,
+    max_tokens: float | None = None,
+    window: int | None = None,
+    collate: Callable[[Any], Any] | None = None,
 ) -> tf.data.Dataset:
     """Return this rank's share of a dataset of single samples, in batches where `batch_size` says so; else batch it.
 
@@ -33,6 +41,7 @@ def shard(
     Every epoch (every iteration over the result) divides the samples again; ranks iterate equally often.
 
         dataset = ud.shard(tf.data.Dataset.from_tensor_slices((x, y)), batch_size=32)
+        dataset = ud.shard(samples, cost=lengths, max_tokens=4096, collate=pad)  # batches of equal work
 
     In an elastic job, batched samples can be redistributed when ranks join or leave, and `fit` of a distributed model
     does so: each sample counts once in an epoch, and those that do not divide make a smaller last batch
@@ -41,18 +50,43 @@ def shard(
 
     Args:
         dataset: a tf.data.Dataset, or a tuple or dict of arrays; the same samples in the same order on every rank.
+            With `max_tokens` arrays, or a sequence of samples: an object with `__len__` and `__getitem__`.
         shuffle: in another order in each epoch, the same on every rank.
         seed: equal on every rank.
         tail: what happens to samples that do not divide: "pad" repeats the first ones of the dataset until all shares
             are equal; "drop" leaves the last ones of the epoch out; "join" distributes them, so that the first ranks
             have one sample more: the others then call `ud.join()` (or `fit` with `steps_per_epoch`).
         buffer_size: samples that are held in memory for shuffling; default: all, which mixes best.
-        batch_size: samples of a batch of this rank.
+        batch_size: samples of a batch of this rank; with `max_tokens` the most.
+        cost: with `max_tokens`: the length of each sample, such as its number of tokens, or a function of its index.
+        max_tokens: a batch has samples of about one length, as many as there is room for: the number of samples times
+            the longest length is at most this. Every epoch has as many batches as the first one, see docs/data.md.
+        window: with `max_tokens`, the number of samples in the order of the epoch that are sorted by length together.
+            More are less padding and less chance. Default: those of about 50 batches.
+        collate: with `max_tokens`: makes a batch of a list of samples, or of rows of arrays.
 
     Raises:
-        UsageError: an unknown tail, neither a dataset nor arrays, or a dataset of unknown length where that matters.
+        UsageError: an unknown tail, neither a dataset nor arrays, or a dataset of unknown length where that matters; a
+            tf.data.Dataset with `max_tokens`, a sample that is longer, or ranks that have other lengths.
     """
     check_tail(tail)
+    if max_tokens is not None:
+        if buffer_size is not None:
+            raise UsageError(
+                f"shard(max_tokens=, buffer_size={buffer_size}): give window=, the samples of a sort, instead"
+            )
+        batches = TokenBatches.of(
+            _numbered(dataset, collate),
+            cost=cost,
+            max_tokens=max_tokens,
+            max_samples=batch_size,
+            window=window,
+            shuffle=shuffle,
+            seed=seed,
+            tail=tail,
+        )
+        return measured(_generated(batches, EqualEpochs(batches, tail=tail)))
+    check_no_budget(cost=cost, window=window, collate=collate)
     if not isinstance(dataset, tf.data.Dataset):
         dataset = _dataset_of(dataset)
     runtime = context.current()
@@ -84,6 +118,43 @@ def shard(
         dealt = dealt.take(count - count % size)
     dealt = dealt.shard(size, rank)
     return measured(dealt if batch_size is None else dealt.batch(batch_size))
+
+
+def _numbered(data: Any, collate: Callable[[Any], Any] | None) -> NumberedSamples:
+    if isinstance(data, tf.data.Dataset):
+        raise UsageError(
+            "shard(max_tokens=) of a tf.data.Dataset, which is read in one order: such batches pick samples by their "
+            "length. Give a list of its samples (list(dataset.as_numpy_iterator())) or arrays, and collate=. Or use "
+            "ud.shard(dataset) without max_tokens, and its bucket_by_sequence_length(...) behind it"
+        )
+    if isinstance(data, tuple | dict | tf.Tensor):
+        data = tf.nest.map_structure(lambda leaf: leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf, data)
+    return NumberedSamples(data, collate, flatten=tf.nest.flatten, tree_map=tf.nest.map_structure)
+
+
+def _generated(batches: TokenBatches, epochs: EqualEpochs) -> tf.data.Dataset:
+    """Return a dataset of these batches; each iteration over it is an epoch."""
+    shortest, longest = (_tensors(batches.samples.batch([index])) for index in batches.extremes())
+    lock = threading.Lock()
+
+    def epoch() -> Iterator[Any]:
+        with lock:  # threads of tf.data begin iterations
+            taken = epochs.take()
+        return (_tensors(epochs.batch(indices)) for indices in taken)
+
+    signature = tf.nest.map_structure(_spec, shortest, longest)
+    made = tf.data.Dataset.from_generator(epoch, output_signature=signature)
+    return made.apply(tf.data.experimental.assert_cardinality(len(epochs)))
+
+
+def _tensors(batch: Any) -> Any:
+    return tf.nest.map_structure(tf.convert_to_tensor, tuple(batch) if isinstance(batch, list) else batch)
+
+
+def _spec(one: tf.Tensor, other: tf.Tensor) -> tf.TensorSpec:
+    """Return what batches of any samples have in common."""
+    dims = [size if size == also else None for size, also in zip(one.shape, other.shape, strict=True)]
+    return tf.TensorSpec([None, *dims[1:]] if dims else dims, one.dtype)
 
 
 def _dataset_of(arrays: Any) -> tf.data.Dataset:

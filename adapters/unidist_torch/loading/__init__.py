@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist_torch.loading.items import BudgetItems, DatasetItems, Items, SamplerItems
+    from unidist_torch.loading.items import SamplerItems
     from unidist_torch.loading.loader import Positioned, PrefetchedBatches, ShardedLoader
     from unidist_torch.loading.sampler import ShardSampler
     from unidist_torch.loading.shards import Shards
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from unidist_torch.loading.worker_info import InitWorker
 
 __all__ = [
-    "BudgetItems", "DatasetItems", "InitWorker", "Items", "Positioned", "PrefetchedBatches", "SamplerItems",
+    "InitWorker", "Positioned", "PrefetchedBatches", "SamplerItems",
     "ShardSampler", "ShardedLoader", "Shards", "StreamBatches", "StreamShards",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "items": "BudgetItems DatasetItems Items SamplerItems",
+        "items": "SamplerItems",
         "loader": "Positioned PrefetchedBatches ShardedLoader",
         "sampler": "ShardSampler",
         "shards": "Shards",

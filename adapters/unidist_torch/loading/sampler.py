@@ -12,9 +12,9 @@ from unidist.errors import UsageError
 from unidist.mesh import SAMPLE_AXES
 from unidist.runtime import context
 from unidist.training.division import global_batches, length_of_rank, part_of_rank
+from unidist.training.items import Items
 from unidist.training.loader_state import LoaderPosition, LoaderState
 from unidist.training.sharding import Tail, check_tail
-from unidist_torch.loading.items import Items
 from unidist_torch.loading.shards import Shards
 
 

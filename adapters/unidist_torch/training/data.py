@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,14 +10,12 @@ import torch.utils.data
 from unidist.elastic.batches import SampleOrder
 from unidist.errors import UsageError
 from unidist.runtime import context
+from unidist.training.items import BudgetItems, DatasetItems, Items, check_budget, lengths_of
 from unidist.training.sharding import Tail, check_tail
 from unidist.training.token_budget import TokenBudget
 from unidist_torch.elastic.loader import ElasticLoader
 from unidist_torch.loading import (
-    BudgetItems,
-    DatasetItems,
     InitWorker,
-    Items,
     SamplerItems,
     ShardedLoader,
     ShardSampler,
@@ -74,7 +71,8 @@ def shard(
             longer than `max_tokens`. In iterations: a sampler draws other samples on another rank.
     """
     check_tail(tail)
-    _check_budget(loader, cost, max_tokens, window)
+    check_budget(cost, max_tokens, window)
+    _check_stream_budget(loader, max_tokens)
     _check_loader(loader, keeps_sampler=shuffle is None)
     if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         return _shard_stream(loader, shuffle=shuffle, seed=seed, tail=tail, cost=cost)
@@ -88,8 +86,8 @@ def shard(
         items = SamplerItems(loader.sampler, num_samples=_length(dataset), seed=seed)
     else:
         items = DatasetItems(len(dataset), shuffle=shuffles, seed=seed)
-    if max_tokens is not None:
-        lengths = _lengths(cost, _length(dataset))
+    if max_tokens is not None and cost is not None:
+        lengths = lengths_of(cost, _known_length(dataset))
         size = loader.batch_size or 1  # 1 is what a DataLoader has if nothing is said
         budget = TokenBudget.of(lengths, max_tokens=max_tokens, max_samples=size if size > 1 else None, window=window)
         order_seed = None if shuffles is False else seed
@@ -177,30 +175,21 @@ def _check_cost(loader: Any, cost: Cost | None) -> None:
         )
 
 
-def _check_budget(loader: Any, cost: Cost | None, max_tokens: float | None, window: int | None) -> None:
-    if max_tokens is None:
-        if window is not None:
-            raise UsageError("shard(window=) is about batches of max_tokens=: give that too, or leave window= out")
+def _check_stream_budget(loader: Any, max_tokens: float | None) -> None:
+    if max_tokens is None or not isinstance(loader, torch.utils.data.DataLoader):
         return
-    if cost is None:
-        raise UsageError(f"shard(max_tokens={max_tokens}): give the lengths of the samples too, cost=lengths")
-    if isinstance(loader, torch.utils.data.DataLoader) and isinstance(loader.dataset, torch.utils.data.IterableDataset):
+    if isinstance(loader.dataset, torch.utils.data.IterableDataset):
         raise UsageError(
             "shard(max_tokens=) of an IterableDataset, whose lengths are not known before it is read: give the dataset "
             "a __getitem__, or make such batches in the stream and a DataLoader(..., batch_size=None)"
         )
 
 
-def _lengths(cost: Cost | None, count: int | None) -> array[float]:
-    """Return the lengths of all samples."""
-    if count is None:
+def _known_length(dataset: Any) -> int:
+    found = _length(dataset)
+    if found is None:
         raise UsageError("shard(max_tokens=) of a dataset without a length: give it a __len__")
-    if callable(cost):
-        return array("d", (cost(index) for index in range(count)))
-    assert cost is not None
-    if len(cost) != count:
-        raise UsageError(f"shard(cost=): {len(cost)} lengths of {count} samples; give one for each")
-    return array("d", (float(each) for each in cost))
+    return found
 
 
 def _rank() -> str:

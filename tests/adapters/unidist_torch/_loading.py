@@ -1,39 +1,13 @@
-"""Ranks of loaders one after the other in the test's own process: loading exchanges nothing but fingerprints."""
+"""What tests of loaders read from them, on ranks one after the other in the test's own process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable
 from typing import Any
-from unittest import mock
 
-from unidist.mesh import SAMPLE_AXES
-from unidist.optim.script_position import DrawnBatches
-from unidist.runtime import context
-from unidist.topology import Topology
+from data_ranks import as_rank
 
-
-@contextmanager
-def as_rank(rank: int, size: int) -> Iterator[None]:
-    """Be the ranks of a job without communication that have one share of the samples: the second one of two."""
-    world = 2 * rank + 1, 2 * size
-    runtime: Any = SimpleNamespace(
-        topology=Topology(*world, *world),
-        axis_rank=lambda axes: {SAMPLE_AXES: rank}[axes],
-        axis_size=lambda axes: {SAMPLE_AXES: size}[axes],
-        recorder=SimpleNamespace(data_sec=0.0),
-        negotiator=None,
-        is_elastic=False,
-    )
-    drawn = DrawnBatches(runtime)
-    runtime.owned = lambda kind: drawn
-    gather = "unidist_torch.loading.items.allgather_object"
-    with (
-        mock.patch.object(context, "current", return_value=runtime),
-        mock.patch(gather, lambda operations, value, name: [value] * size),
-    ):
-        yield
+__all__ = ["as_rank", "continued", "flat", "samples"]
 
 
 def samples(batches: Iterable[Any]) -> list[list[Any]]:

@@ -87,6 +87,28 @@ def test_sequences_and_iterables(two: PartOfPool) -> None:
     assert (first[3], second[3]) == ([0, 2, 4], [1, 3])
 
 
+def test_batches_of_a_budget_of_tokens(two: PartOfPool) -> None:
+    lengths = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+    def on_rank() -> list[Any]:
+        with runtime():
+            budget: dict[str, Any] = {"cost": lengths, "max_tokens": 10, "seed": 2}
+            rows = {"x": np.arange(20).reshape(10, 2), "y": jnp.arange(10)}
+            found = list(ud.shard(rows, collate=lambda batch: batch["x"][:, 0] // 2 + 0 * batch["y"], **budget))
+            listed = ud.shard([[index] * length for index, length in enumerate(lengths)], **budget)
+            samples = [[sample[0] for sample in batch] for batch in listed]
+            assert [batch.tolist() for batch in found] == samples
+            assert len(listed) == len(samples)
+            at_most_two = ud.shard(list(range(10)), batch_size=2, tail="join", shuffle=False, **budget)
+            assert {len(batch) for batch in at_most_two} <= {1, 2}
+            return samples
+
+    first, second = two.run(on_rank)
+    assert len(first) == len(second) > 1
+    assert sorted({sample for batch in (*first, *second) for sample in batch}) == list(range(10))
+    assert all(len(batch) * max(lengths[sample] for sample in batch) <= 10 for batch in (*first, *second))
+
+
 @on_one_rank
 def test_says_what_it_cannot_divide() -> None:
     with runtime():
@@ -106,5 +128,13 @@ def test_says_what_it_cannot_divide() -> None:
             ud.shard((number for number in range(5)), batch_size=2)
         with pytest.raises(UsageError, match=r"of a list \(rank 0\): it divides the rows of arrays"):
             ud.shard([], batch_size=2)
+        with pytest.raises(UsageError, match=r"shard\(cost=\) is about batches of max_tokens="):
+            ud.shard([1, 2], cost=[1, 2])
+        with pytest.raises(UsageError, match=r"shard\(collate=\) is about batches of max_tokens="):
+            ud.shard([1, 2], collate=list)
+        with pytest.raises(UsageError, match=r"max_tokens=\) of a generator \(rank 0\): it picks samples"):
+            ud.shard((number for number in range(5)), cost=[1] * 5, max_tokens=3)
+        with pytest.raises(UsageError, match="give the lengths of the samples too"):
+            ud.shard([1, 2], max_tokens=3)
         with pytest.raises(UsageError, match="choices: pad, drop, join"):
             ud.shard([1, 2], tail="cut")  # type: ignore[arg-type]

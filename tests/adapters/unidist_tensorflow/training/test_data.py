@@ -61,6 +61,32 @@ def test_each_sample_on_one_rank_in_every_epoch(pool: Pool, count: int) -> None:
         assert len(set(epochs)) == 3
 
 
+def test_batches_of_a_budget_of_tokens(pool: Pool) -> None:
+    lengths = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+
+    def on_rank() -> list[list[list[int]]]:
+        with runtime():
+            rows = {"x": tf.constant([[index] * 9 for index in range(10)]), "y": -np.arange(10)}
+
+            def cut(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+                return batch | {"x": batch["x"][:, : max(lengths[index] for index in batch["x"][:, 0])]}
+
+            batches = shard(rows, cost=lengths, max_tokens=10, collate=cut)
+            assert batches.element_spec["x"].shape.as_list() == [None, None]
+            assert batches.element_spec["y"].shape.as_list() == [None]
+            epochs = [list(batches) for _ in range(3)]
+            assert {len(epoch) for epoch in epochs} == {int(batches.cardinality())}
+            for batch in epochs[0]:
+                assert (batch["x"][:, 0] == tf.cast(-batch["y"], tf.int32)).numpy().all()
+                assert batch["x"].shape[0] * batch["x"].shape[1] <= 10
+            return [[(-batch["y"]).numpy().tolist() for batch in epoch] for epoch in epochs]
+
+    first, second = pool(2, "shm").run(on_rank)
+    assert len(first[0]) == len(second[0])
+    assert sorted({sample for batch in (*first[0], *second[0]) for sample in batch}) == list(range(10))
+    assert first[0] != first[1]
+
+
 def test_says_what_it_cannot_deal_out(pool: Pool) -> None:
     def on_rank() -> None:
         with runtime():
@@ -78,6 +104,17 @@ def test_says_what_it_cannot_deal_out(pool: Pool) -> None:
                 with pytest.raises(UsageError, match=rf"of a {type(wrong).__name__} \(rank \d\): .*one row for each"):
                     shard(wrong)
             assert len(list(shard([1, 2, 3, 4]))) == 2
+            budget = {"cost": [1] * 5, "max_tokens": 3}
+            with pytest.raises(UsageError, match=r"read in one order.*bucket_by_sequence_length"):
+                shard(tf.data.Dataset.range(5), **budget)
+            with pytest.raises(UsageError, match=r"max_tokens=\) of a generator \(rank \d\): it picks samples"):
+                shard((number for number in range(5)), **budget)
+            with pytest.raises(UsageError, match=r"buffer_size=4\): give window="):
+                shard(np.arange(5), buffer_size=4, **budget)
+            with pytest.raises(UsageError, match="give collate="):
+                shard([[1], [2, 3], [4], [5], [6]], **budget)
+            with pytest.raises(UsageError, match=r"shard\(window=\) is about batches of max_tokens="):
+                shard(np.arange(5), window=4)
 
     pool(2, "shm").run(on_rank)
 

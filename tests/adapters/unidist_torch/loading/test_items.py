@@ -123,8 +123,8 @@ def test_a_state_of_other_batches_is_an_error() -> None:
 
 
 def test_ranks_with_other_lengths_are_an_error() -> None:
-    gather = mock.patch("unidist_torch.loading.items.allgather_object", return_value=[1, 2])
-    text = "the samples have other lengths on rank 1 than on rank 0 in epoch 0"
+    gather = mock.patch("unidist.training.items.allgather_object", return_value=[1, 2])
+    text = "has other lengths or arguments on rank 1 than on rank 0 in epoch 0"
     with as_rank(0, 2), gather, pytest.raises(UsageError, match=text):
         next(iter(sharded()))
 
