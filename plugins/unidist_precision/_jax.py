@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,8 @@ from unidist_precision.binding import PrecisionBinding
 
 class JaxPrecision(PrecisionBinding):
     """See `PrecisionBinding`."""
+
+    rounds_updates: ClassVar[bool] = True
 
     @override
     def prepare(self, model: Any, precision: Precision) -> Any:

@@ -27,17 +27,18 @@ if TYPE_CHECKING:
     )
     from unidist.optim.loss_scaling import LossScaler
     from unidist.optim.loss_weights import BoundUpdates, LossWeights
+    from unidist.optim.rounding_key import HASH_FACTORS, RoundingKey
     from unidist.optim.rules import GradientRule, GradientRules, NormRule, ValueRule, WholeGradient
     from unidist.optim.trial import LATE_STEP, late_steps, step_counters, trial_shape, trial_shapes, uneven_middle
     from unidist.optim.update import MakesExchange, Update, UpdateParts, update_of
 
 __all__ = [
     "Accumulation", "Actors", "ActsOnParameters", "BindsOptimizers", "BoundUpdates", "BringsInnerStep",
-    "ChecksBeforeSave", "FollowsUpdates", "GradientRule", "GradientRules", "InnerStep", "KeepsTensors",
-    "KnowsHolders", "LATE_STEP", "LossScaler", "LossWeights", "MakesExchange", "MakesInnerStep", "MakesStepRunner",
-    "NormRule", "OutlivesGenerations", "StepRunner", "TrainedState", "Update", "UpdateParts", "ValueRule",
-    "WholeGradient", "Window", "check_keeps_parameters", "late_steps", "step_counters", "trial_shape", "trial_shapes",
-    "uneven_middle", "update_of",
+    "ChecksBeforeSave", "FollowsUpdates", "GradientRule", "GradientRules", "HASH_FACTORS", "InnerStep",
+    "KeepsTensors", "KnowsHolders", "LATE_STEP", "LossScaler", "LossWeights", "MakesExchange", "MakesInnerStep",
+    "MakesStepRunner", "NormRule", "OutlivesGenerations", "RoundingKey", "StepRunner", "TrainedState", "Update",
+    "UpdateParts", "ValueRule", "WholeGradient", "Window", "check_keeps_parameters", "late_steps", "step_counters",
+    "trial_shape", "trial_shapes", "uneven_middle", "update_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -51,6 +52,7 @@ __getattr__ = lazy_names(
         ),
         "loss_scaling": "LossScaler",
         "loss_weights": "BoundUpdates LossWeights",
+        "rounding_key": "HASH_FACTORS RoundingKey",
         "rules": "GradientRule GradientRules NormRule ValueRule WholeGradient",
         "trial": "LATE_STEP late_steps step_counters trial_shape trial_shapes uneven_middle",
         "update": "MakesExchange Update UpdateParts update_of",

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from unidist.checkpoint.format.slots import OPTAX, OptimizerNaming
 from unidist_jax.checkpoint.tensors import is_array
+from unidist_jax.optimizer import owner_of
 
 _COUNT = "count"
 _PLAIN_SGD = "TraceState"
@@ -76,7 +76,7 @@ def layout_of(params: Any, state: Any) -> StateLayout:
     found: list[tuple[int, int, tuple[Any, ...]]] = []
     others: dict[str, int] = {}
     for position, (path, leaf) in enumerate(flat):
-        place, prefix = _owner(tuple(path), leaf, places)
+        place, prefix = owner_of(tuple(path), leaf, places)
         if place is None:
             others[_text(path)] = position
         else:
@@ -102,17 +102,6 @@ def layout_of(params: Any, state: Any) -> StateLayout:
     naming = _naming(slots)
     namings = [naming if naming.family is not None else _naming(own) if own else None for own in of_each]
     return StateLayout(slots, others, counts, rates, naming, namings)
-
-
-def _owner(path: tuple[Any, ...], leaf: Any, places: dict[tuple[Any, ...], int]) -> tuple[int | None, tuple[Any, ...]]:
-    """Return the parameter that a leaf belongs to, or None, and the path without the parameter's."""
-    for start in range(len(path)):
-        if path[start:] in places:
-            return places[path[start:]], path[:start]
-    # Parameters that are one array without a path: then what has dims, or is a number of floating point, belongs to it.
-    if () in places and is_array(leaf) and (leaf.shape or jnp.issubdtype(leaf.dtype, jnp.floating)):
-        return places[()], path
-    return None, path
 
 
 def _naming(slots: Sequence[SlotLeaf]) -> OptimizerNaming:

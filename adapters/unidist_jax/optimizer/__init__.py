@@ -4,7 +4,8 @@
 operations to what they use, `inner_step` the part that a strategy replaces if it shards updates, `binding` the bound
 optimizer, and `elementwise` tries whether an optimizer may update parts of leaves (`leaf_piece`) by themselves.
 
-`spmd_step` is the step within programs over all ranks.
+`narrow_optimizer` keeps parameters and state in bfloat16, by `stochastic_rounding`; `state_leaves` says which parameter
+a part of an optimizer's state belongs to. `spmd_step` is the step within programs over all ranks.
 
 May import `compiled`, `operations`, `spmd`, `framework` and the modules at the root of this package.
 """
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
     from unidist_jax.optimizer.exchange import GradientLeaves, copy_array
     from unidist_jax.optimizer.inner_step import InnerStep, TracedStep
     from unidist_jax.optimizer.leaf_piece import LeafPiece
+    from unidist_jax.optimizer.narrow_optimizer import for_pieces
     from unidist_jax.optimizer.spmd_step import check_strategies
+    from unidist_jax.optimizer.state_leaves import owner_of
 
 __all__ = [
     "BoundOptimizer", "Cell", "GradientLeaves", "InnerStep", "LeafPiece", "TracedStep", "bind",
-    "check_strategies", "copy_array", "needs_whole_leaves",
+    "check_strategies", "copy_array", "for_pieces", "needs_whole_leaves", "owner_of",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -38,6 +41,8 @@ __getattr__ = lazy_names(
         "exchange": "GradientLeaves copy_array",
         "inner_step": "InnerStep TracedStep",
         "leaf_piece": "LeafPiece",
+        "narrow_optimizer": "for_pieces",
         "spmd_step": "check_strategies",
+        "state_leaves": "owner_of",
     },
 )

@@ -20,14 +20,16 @@ from unidist.optim.update import Update
 from unidist.runtime import context
 from unidist.runtime_api import RuntimeAPI
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
+from unidist_jax.compiled import bind as bind_operation
 from unidist_jax.compiled import flush as flush_programs
 from unidist_jax.framework import JaxFramework, by_path
 from unidist_jax.memory import as_jax, dtype_of
 from unidist_jax.optimizer.acting import ActingStep, TreeState
-from unidist_jax.optimizer.cell import release_abandoned
-from unidist_jax.optimizer.exchange import GradientLeaves
+from unidist_jax.optimizer.cell import Cell, release_abandoned
+from unidist_jax.optimizer.exchange import GradientLeaves, UpdateNumber
 from unidist_jax.optimizer.inner_step import InnerStep, WholeStep
 from unidist_jax.optimizer.leaf_piece import LeafPiece
+from unidist_jax.optimizer.narrow_optimizer import kept_narrow
 from unidist_jax.optimizer.spmd_step import SpmdStep
 from unidist_jax.spmd import is_chosen
 
@@ -73,7 +75,8 @@ class Binding:
 
     def __init__(self, plain: optax.GradientTransformationExtraArgs, update: Update) -> None:
         self.distributed_update = update
-        self._plain = plain
+        number = UpdateNumber(Cell(update, self))
+        self._plain = kept_narrow(plain, update.options.precision, lambda: bind_operation(number, [])[0])
         self._leaves: GradientLeaves | None = None
         self._types: list[tuple[tuple[int, ...], str]] = []
         self.inner = self._make_inner()

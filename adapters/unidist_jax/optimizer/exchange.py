@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from typing_extensions import override
@@ -14,6 +14,9 @@ from unidist_arrays.fused_exchange import FusedExchange
 from unidist_arrays.memory import Array, address_of
 from unidist_jax.compiled import HostOperation, ShapeDtype, bind
 from unidist_jax.optimizer.cell import Cell
+
+if TYPE_CHECKING:
+    from unidist.optim.update import Update
 
 FLAG = ShapeDtype((), np.dtype(bool))
 """Whether a pass completed an update."""
@@ -115,6 +118,32 @@ class _Reduce(_ExchangeOperation):
                 assert isinstance(gradient, np.ndarray)
                 copy_array(result, gradient)
         self._exchange.update.applied()
+
+
+class UpdateNumber(HostOperation):
+    """Tells the number of updates that were made: in a program behind `reduced`, with the present one.
+
+    Args:
+        cell: what counts them.
+    """
+
+    can_be_batched: ClassVar[bool] = False
+
+    def __init__(self, cell: Cell[Update]) -> None:
+        self._cell = cell
+
+    @property
+    @override
+    def title(self) -> str:
+        return "the number of an update"
+
+    @override
+    def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
+        return [ShapeDtype((), np.dtype(np.uint32))]
+
+    @override
+    def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
+        results[0][...] = self._cell.value.step
 
 
 def copy_array(target: Array, source: Array) -> None:

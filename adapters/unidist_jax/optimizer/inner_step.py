@@ -199,6 +199,6 @@ class WholeStep(InnerStep):
         if result is None or not result.complete:
             return None
         arrays = [jax.device_put(np.array(gradient)) for gradient in result.gradients]
-        updates, state = self._plain.update(jax.tree.unflatten(structure, arrays), state, params)
         leaves.fused.update.applied()
+        updates, state = self._plain.update(jax.tree.unflatten(structure, arrays), state, params)
         return optax.apply_updates(params, updates), state

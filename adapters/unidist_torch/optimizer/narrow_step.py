@@ -15,8 +15,9 @@ import torch
 
 from unidist.errors import UsageError
 from unidist.gradients.precision import Precision, Rounding
+from unidist.optim.rounding_key import RoundingKey
 from unidist_torch.optimizer.clone import clone_for, options_of
-from unidist_torch.optimizer.stochastic_rounding import RoundingKey, round_stochastically
+from unidist_torch.optimizer.stochastic_rounding import round_stochastically
 from unidist_torch.parameter_states import ParameterState, ParameterStates, is_slot
 
 __all__ = ["ElementRange", "NarrowStep", "SteppedTensor"]

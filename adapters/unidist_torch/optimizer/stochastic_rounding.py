@@ -2,39 +2,17 @@
 
 A value between two neighbours becomes the upper one with the probability of its distance to the lower one, so the
 mean of many roundings is the value: updates that are far smaller than the distance of the neighbours are not lost, as
-they are where each is rounded to the nearest. The random number of an element is a hash of its index, and of a key for
-its parameter, its step and its use. So every rank that rounds it gets the same result.
+they are where each is rounded to the nearest.
 """
 
 from __future__ import annotations
 
-import hashlib
-from typing import NamedTuple
-
 import torch
+
+from unidist.optim.rounding_key import HASH_FACTORS, RoundingKey
 
 _PART = 1 << 16  # elements at a time: what is computed on the way stays in the caches of a CPU
 _PART_ON_DEVICE = 1 << 22
-_FACTORS = (0x9E3779B1, 0x85EBCA6B, 0xC2B2AE35)
-"""2^32 divided by the golden ratio, and the factors of MurmurHash3's last step (Appleby 2008)."""
-
-
-class RoundingKey(NamedTuple):
-    """What the random numbers of some elements are made of, besides their index.
-
-    Attributes:
-        first: two numbers of 32 bits.
-        second: likewise.
-    """
-
-    first: int
-    second: int
-
-    @classmethod
-    def of(cls, *names: object) -> RoundingKey:
-        """Return the key for something with these names and numbers; the same in every process."""
-        digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-        return cls(int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little"))
 
 
 def round_stochastically(wide: torch.Tensor, target: torch.Tensor, key: RoundingKey, start: int = 0) -> None:
@@ -60,7 +38,7 @@ def round_stochastically(wide: torch.Tensor, target: torch.Tensor, key: Rounding
 
 def random_bits(count: int, key: RoundingKey, start: int, device: torch.device) -> torch.Tensor:
     """Return `count` evenly distributed numbers of 16 bits, as int32; those of neighbours are independent."""
-    golden, first, second = (_signed(factor) for factor in _FACTORS)
+    golden, first, second = (_signed(factor) for factor in HASH_FACTORS)
     bits = torch.arange(count, dtype=torch.int32, device=device)
     bits.mul_(golden).add_(_signed(start * golden + key.first))
     _fold(bits, 16).mul_(first).bitwise_xor_(_signed(key.second))

@@ -180,10 +180,10 @@ class TracedShardedStep(ShardedStep, TracedStep):
             return None
         pieces = exchange.new_pieces()
         exchange.copy_reduced(pieces)
+        exchange.fused.update.applied()
         updates, state = self._plain.update(
             jax.tree.unflatten(structure, [jax_array(piece) for piece in pieces]), state, params
         )
-        exchange.fused.update.applied()
         return optax.apply_updates(params, updates), state
 
     @override

@@ -19,7 +19,7 @@ from typing_extensions import override
 from unidist.errors import UsageError
 from unidist_jax.compiled import bind
 from unidist_jax.memory import is_traced, jax_array
-from unidist_jax.optimizer import Cell, GradientLeaves, InnerStep, LeafPiece, needs_whole_leaves
+from unidist_jax.optimizer import Cell, GradientLeaves, InnerStep, LeafPiece, for_pieces, needs_whole_leaves
 from unidist_zero._jax.operations import GatherUpdates, PieceExchange, ReducePieces
 from unidist_zero._jax.pieces import cut
 from unidist_zero.binding import ZeroBinding
@@ -84,6 +84,7 @@ class ShardedStep(InnerStep):
     def _exchange_of(self, leaves: GradientLeaves) -> PieceExchange:
         if self._exchange is None:
             self._exchange = self._make_exchange(leaves)
+            self._plain = for_pieces(self._plain, self._exchange.pieces)
             self._cell = Cell(self._exchange, self)
             self._gather = GatherUpdates(self._cell)
         return self._exchange

@@ -8,7 +8,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from unidist_torch.optimizer.stochastic_rounding import RoundingKey, random_bits, round_stochastically
+from unidist.optim.rounding_key import RoundingKey
+from unidist_torch.optimizer.stochastic_rounding import random_bits, round_stochastically
 
 CPU = torch.device("cpu")
 
