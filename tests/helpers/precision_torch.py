@@ -9,6 +9,7 @@ import torch
 import unidist.torch as ud
 import unidist_zero
 from unidist.settings.environment import set_variables
+from unidist_expert_parallel.torch import MixtureOfExperts
 
 
 class Started:
@@ -299,3 +300,43 @@ def small_updates(strategy: str) -> float:
             optimizer.step()
         with torch.no_grad():
             return float(1 - model.weight.float().mean())
+
+
+class _Words(torch.nn.Module):
+    """A small language model, with experts where they are divided."""
+
+    def __init__(self, *, has_experts: bool) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(32, 16)
+        self.up = torch.nn.Linear(16, 32, bias=False)
+        self.down = torch.nn.Linear(32, 16, bias=False)
+        self.head = torch.nn.Linear(16, 32, bias=False)
+        self.experts = MixtureOfExperts(16, 4, hidden=32) if has_experts else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits of the next tokens."""
+        found: torch.Tensor = self.words(tokens)
+        found = found + self.down(torch.nn.functional.gelu(self.up(found)))
+        if self.experts is not None:
+            found = found + self.experts(found)
+        logits: torch.Tensor = self.head(found)
+        return logits
+
+
+def words(strategy: str, optimizer: str = "AdamW", *, has_experts: bool = False) -> tuple[list[float], set[str]]:
+    """Train a language model; return the losses, and the types of parameters and of state like them."""
+    with Started(strategy):
+        torch.manual_seed(0)
+        model: Any = _Words(has_experts=has_experts)
+        made = getattr(torch.optim, optimizer)(model.parameters(), lr=0.01)
+        step = ud.TrainStep(model, made, lambda logits, targets: torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten()
+        ))  # fmt: skip
+        generator = torch.Generator().manual_seed(3)
+        mine = slice(ud.data_rank(), None, ud.data_size())
+        losses = []
+        for _ in range(12):
+            tokens = torch.randint(0, 32, (16, 8), generator=generator)
+            losses.append(float(step(tokens[mine], (3 * tokens[mine] + 1) % 32)))
+        kept = [value for each in made.state.values() for value in each.values() if torch.is_tensor(value)]
+        return losses, {str(value.dtype) for value in (*model.parameters(), *kept) if value.dim()}

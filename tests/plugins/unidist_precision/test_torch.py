@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -165,3 +167,30 @@ def test_small_updates_are_not_lost_where_state_in_bf16_is_rounded_stochasticall
     one, other = pool.run(precision_torch.small_updates, (f"precision=bf16:states=bf16{line}",))
     assert one == other
     assert abs(one - 64 / 1024) < 0.003
+
+
+@pytest.mark.parametrize(
+    ("line", "optimizer", "has_experts"),
+    [
+        ("tensor=2", "AdamW", False),
+        ("tensor=2", "Muon", False),
+        ("data", "Muon", False),
+        ("zero=1", "Muon", False),
+        ("expert=2", "AdamW", True),
+    ],
+)
+def test_state_in_bf16_composes(rank_pools: PartPools, line: str, optimizer: str, *, has_experts: bool) -> None:
+    """Divided tensors are rounded by other numbers, and sums of gradients too, so losses are about the same."""
+    options = {"has_experts": has_experts}
+    ((wanted, _),) = rank_pools.get(1).run(precision_torch.words, ("precision=bf16:states=bf16", optimizer), options)
+    assert wanted[-1] < 0.95 * wanted[0]
+    given = (f"{line},precision=bf16:states=bf16", optimizer)
+    for losses, types in rank_pools.get(2).run(precision_torch.words, given, options):
+        assert losses == pytest.approx(wanted, rel=0.02)
+        assert types == {"torch.bfloat16"}
+
+
+def test_state_in_bf16_in_files_has_the_same_bits(rank_pools: PartPools, tmp_path: Path) -> None:
+    line = "precision=bf16:states=bf16"
+    plain = rank_pools.get(2).run(precision_torch.words, (f"zero=1,{line}",))
+    assert rank_pools.get(2).run(precision_torch.words, (f"zero=1:offload={tmp_path},{line}",)) == plain
