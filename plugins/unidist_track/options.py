@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from unidist.errors import ConfigurationError
+from unidist.installation import install_command
 from unidist_launch.display.grouped_help import GroupedOption
 
 if TYPE_CHECKING:
@@ -56,6 +57,6 @@ def chosen(given: str, registry: Registry[TrackerSpec]) -> tuple[TrackerSpec, st
     spec = registry.get(name)
     if spec.module and importlib.util.find_spec(spec.module) is None:
         raise ConfigurationError(
-            f"--track {given}: the package {spec.module} is not installed. Install it: pip install {spec.extra}"
+            f"--track {given}: the package {spec.module} is not installed. Install it: {install_command(spec.extra)}"
         )
     return spec, target

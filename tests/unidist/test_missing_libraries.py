@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from unidist.installation import install_command
+
 
 @pytest.mark.parametrize(
     ("facade", "plugin", "library"), [("ray", "unidist_ray", "ray"), ("spark", "unidist_spark", "pyspark")]
@@ -17,5 +19,5 @@ def test_it_says_what_to_install(facade: str, plugin: str, library: str, monkeyp
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ModuleNotFoundError) as missing:
         importlib.import_module(f"unidist.{facade}")
-    assert str(missing.value).endswith(f": pip install 'unidist-train[{facade}]'")
+    assert str(missing.value).endswith(f": {install_command(f'unidist-train[{facade}]')}")
     assert "\n" not in str(missing.value)

@@ -1,5 +1,7 @@
 """The facade for Ray: `import unidist.ray`."""
 
+from unidist.installation import install_command
+
 try:
     from unidist_ray import (
         ElasticParams,
@@ -14,7 +16,9 @@ try:
 except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] != "ray":
         raise
-    raise ModuleNotFoundError("unidist.ray needs Ray: pip install 'unidist-train[ray]'", name=exc.name) from None
+    raise ModuleNotFoundError(
+        f"unidist.ray needs Ray: {install_command('unidist-train[ray]')}", name=exc.name
+    ) from None
 
 __all__ = [
     "ElasticParams", "ElasticRayExecutor", "RayExecutor", "RayHostDiscovery", "RaySettings", "UnidistConfig",

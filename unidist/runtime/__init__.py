@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from unidist.runtime.package_versions import check_package
     from unidist.runtime.plugin_manager import (
         ENTRY_POINT_GROUP,
-        OWN_DISTRIBUTION,
         PluginInfo,
         PluginManager,
         hookimpl,
     )
 
 __all__ = [
-    "ENTRY_POINT_GROUP", "OWN_DISTRIBUTION", "Context", "LocalRendezvous", "OfContext", "PluginInfo", "PluginManager",
+    "ENTRY_POINT_GROUP", "Context", "LocalRendezvous", "OfContext", "PluginInfo", "PluginManager",
     "begin_job", "check_package", "context", "current", "engine_usable", "hookimpl", "hookspecs", "init",
     "is_initialized", "shutdown",
 ]  # fmt: skip
@@ -37,6 +36,6 @@ __getattr__ = lazy_names(
         "local_rendezvous": "LocalRendezvous",
         "of_context": "OfContext",
         "package_versions": "check_package",
-        "plugin_manager": "ENTRY_POINT_GROUP OWN_DISTRIBUTION PluginInfo PluginManager hookimpl",
+        "plugin_manager": "ENTRY_POINT_GROUP PluginInfo PluginManager hookimpl",
     },
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 
 from unidist.errors import ConfigurationError
+from unidist.installation import DISTRIBUTION, install_command
 
 
 def check_package(
@@ -25,7 +26,7 @@ def check_package(
         try:
             found = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            raise ConfigurationError(f"{user} needs {wanted}: pip install 'unidist-train[{extra}]'") from None
+            raise ConfigurationError(f"{user} needs {wanted}: {install_command(f'{DISTRIBUTION}[{extra}]')}") from None
     if not oldest <= tuple(int(number) for number in found.split(".")[:2]) < end:
         raise ConfigurationError(
             f"{user} works with {wanted}, and {found} is installed: pip install '{wanted.replace(' ', '')}'"

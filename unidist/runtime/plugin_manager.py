@@ -22,6 +22,7 @@ from unidist.errors import ConfigurationError, PluginError, UsageError, unknown_
 from unidist.facade import FacadeNameSpec
 from unidist.framework import Framework, FrameworkSpec
 from unidist.gradients import CompressorSpec
+from unidist.installation import DISTRIBUTION
 from unidist.launcher import LauncherSpec
 from unidist.registry import Registry, Spec
 from unidist.runtime import hookspecs
@@ -30,7 +31,6 @@ from unidist.strategy import BindingSpec, StrategySpec, find_binding
 S = TypeVar("S", bound=Spec)
 
 ENTRY_POINT_GROUP = "unidist"
-OWN_DISTRIBUTION = "unidist-train"
 
 hookimpl = pluggy.HookimplMarker("unidist")
 """Marks a function of a plugin as the implementation of the hook of the same name."""
@@ -301,4 +301,4 @@ def _entry_points() -> list[tuple[importlib.metadata.EntryPoint, tuple[str, str]
             origins[entry.dist] = (metadata["Name"], metadata["Version"])
         origin = origins[entry.dist]
         found[(origin[0], entry.name, entry.value)] = (entry, origin)
-    return [found[key] for key in sorted(found, key=lambda key: (key[0] != OWN_DISTRIBUTION, key))]
+    return [found[key] for key in sorted(found, key=lambda key: (key[0] != DISTRIBUTION, key))]

@@ -1,5 +1,7 @@
 """The facade for Spark: `import unidist.spark`."""
 
+from unidist.installation import install_command
+
 try:
     from unidist_spark import (
         HorovodRunner,
@@ -15,7 +17,7 @@ except ModuleNotFoundError as exc:
     if (exc.name or "").partition(".")[0] not in ("pyspark", "pyarrow", "pandas", "fsspec"):
         raise
     raise ModuleNotFoundError(
-        f"unidist.spark needs {exc.name}: pip install 'unidist-train[spark]'", name=exc.name
+        f"unidist.spark needs {exc.name}: {install_command('unidist-train[spark]')}", name=exc.name
     ) from None
 
 __all__ = [

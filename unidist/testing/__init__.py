@@ -1,6 +1,6 @@
 """The test kit for plugin authors: conformance suites, worlds of threads, pools of ranks.
 
-Nothing here imports a framework. The conformance suites need pytest and numpy (`pip install unidist-train[test]`)
+Nothing here imports a framework. The conformance suites need pytest and numpy (the extra `test`)
 and are imported when first used.
 """
 

@@ -18,6 +18,7 @@ from typing_extensions import override
 from unidist.communicator import Communicator
 from unidist.engine import Availability, ConnectsPart, Engine
 from unidist.errors import ConfigurationError
+from unidist.installation import install_command
 from unidist.rendezvous import Rendezvous
 from unidist.runtime import check_package
 from unidist.settings import device_index, ranks_may_share, read_placement, set_variables
@@ -145,7 +146,11 @@ class NcclEngine(Engine, ConnectsPart):
 
 
 def _torch_missing() -> str:
-    return "" if importlib.util.find_spec("torch") else "torch is not installed; pip install 'unidist-train[torch]'"
+    return (
+        ""
+        if importlib.util.find_spec("torch")
+        else f"torch is not installed; {install_command('unidist-train[torch]')}"
+    )
 
 
 def _nccl_missing() -> str:

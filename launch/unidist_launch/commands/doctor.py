@@ -17,6 +17,7 @@ from unidist._version import __version__
 from unidist.engine import Availability, EngineSpec
 from unidist.errors import ConfigurationError, UnidistError
 from unidist.framework import FrameworkSpec
+from unidist.installation import damage
 from unidist.launcher import LauncherSpec
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.settings.environment import HOROVOD_VARIABLES, Settings
@@ -31,7 +32,7 @@ from unidist_launch.options.plugin_options import ExtendedCommand
 def doctor(as_json: bool, deep: bool) -> int:
     """Show what is installed and usable on this machine: engines, frameworks, memory, environment."""
     logging.getLogger("unidist.plugins").setLevel(logging.ERROR)  # the table shows the problems
-    problems: list[str] = []
+    problems = [text for text in [damage()] if text]
     try:
         disabled = Settings.read().disabled_plugins
         manager = PluginManager(disabled).load()

@@ -13,7 +13,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from unidist.runtime.plugin_manager import ENTRY_POINT_GROUP, OWN_DISTRIBUTION
+from unidist.installation import DISTRIBUTION
+from unidist.runtime.plugin_manager import ENTRY_POINT_GROUP
 
 _CORE, _LAUNCHER = "unidist", "unidist_launch"
 
@@ -84,7 +85,7 @@ def _is_public_module(module: str) -> bool:
 def _own_packages() -> frozenset[str]:
     """Return the packages of our distribution that plugins may want to import."""
     entries = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-    ours = {each.module.partition(".")[0] for each in entries if each.dist and each.dist.name == OWN_DISTRIBUTION}
+    ours = {each.module.partition(".")[0] for each in entries if each.dist and each.dist.name == DISTRIBUTION}
     return frozenset(ours | {_CORE, _LAUNCHER})
 
 

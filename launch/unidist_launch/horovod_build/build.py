@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from unidist.errors import ConfigurationError
+from unidist.installation import install_command
 from unidist_launch.display import machine
 from unidist_launch.horovod_build import sources as horovod_sources
 from unidist_launch.horovod_build.steps import Steps
@@ -123,7 +124,8 @@ def run(wanted: Wanted, *, force: bool, wheel_only: bool, cache_dir: Path | None
     if not wanted.frameworks:
         raise ConfigurationError(
             f"neither PyTorch nor TensorFlow is installed for {sys.executable}, so there is nothing to build Horovod "
-            "for. Install one first: pip install 'unidist-train[torch]' or 'unidist-train[tensorflow]'."
+            f"for. Install one first: {install_command('unidist-train[torch]')}, or "
+            f"{install_command('unidist-train[tensorflow]')}"
         )
     if importlib.util.find_spec("pip") is None:
         raise ConfigurationError(f"{sys.executable} has no pip, which does the work; get it: python -m ensurepip")

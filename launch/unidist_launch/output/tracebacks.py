@@ -12,6 +12,8 @@ import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 
+from unidist.installation import DISTRIBUTION
+
 HOLD_SEC = 5.0
 """A rank that still runs so long after a traceback lives on: it has only logged it."""
 
@@ -23,7 +25,6 @@ _INSTALLED = re.compile(r"/(?:site|dist)-packages/(\w+)")
 _OWN_NAME = re.compile(r"unidist(_\w+)?")
 _FRAMEWORKS = frozenset({"torch", "keras", "tf_keras", "tensorflow"})
 _PYTHON = "Python"
-_DISTRIBUTION = "unidist-train"
 
 
 class HeldTracebacks:
@@ -132,7 +133,7 @@ def _own_folders() -> tuple[str, ...]:
     """Return the folders of unidist's own packages on this host, wherever they are installed."""
     names = {"unidist", __name__.partition(".")[0]}
     for point in importlib.metadata.entry_points(group="unidist"):
-        if point.dist is not None and point.dist.name == _DISTRIBUTION:
+        if point.dist is not None and point.dist.name == DISTRIBUTION:
             names.add(point.module.partition(".")[0])
     found: list[str] = []
     for name in sorted(names):
