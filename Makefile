@@ -78,7 +78,7 @@ PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-all test-affected test-without-torch test-jax test-jax-newest test-integrations gpu test-gpu bench-gpu check coverage docs bench soak sanitize format clean
+.PHONY: help demo test test-all test-affected test-without-torch test-jax test-jax-newest test-integrations gpu test-gpu bench-gpu check coverage docs release bench soak sanitize format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -170,6 +170,15 @@ coverage: $(VENV)/.sample $(VENV)/.horovod $(VENV)/.coverage ## run the tests an
 docs: $(VENV)/.docs ## build the documentation into out/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict
 
+# The wheel is built from the archive of sources, so that both are proven; auditwheel says how old a system may be.
+release: $(VENV)/.release ## build what a release uploads, into dist, and check it; uploads nothing
+	$(PY) -m tools.release
+	rm -rf dist build/lib build/lib.* build/bdist.*
+	$(PY) -m build --outdir dist .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PY) -m auditwheel repair --wheel-dir dist dist/*-linux_*.whl
+	rm dist/*-linux_*.whl
+	$(PY) -m twine check --strict dist/*
+
 bench: $(VENV)/.horovod ## measure side by side with the peers, in 15 minutes; prints a table, writes a plot (BENCH=all: all of it)
 	$(PY) -m benchmarks $(if $(filter all,$(BENCH)),--all) $(BENCH_FLAGS)
 
@@ -197,7 +206,8 @@ build/.extensions: $(NATIVE)
 # The project itself, editable, with its C extension, and what the example needs.
 $(VENV)/.demo-%: $(VENV)/.made $(METADATA) build/.extensions
 	@echo "installing into $(VENV) (the first time takes a minute or two)"
-	$(INSTALL) --editable '.[$(DEMO_EXTRA_$*),examples]'
+	@$(PY) -m tools.demo_packages $(DEMO_EXTRA_$*) $(PY) > $(VENV)/demo-options
+	$(INSTALL) $$(cat $(VENV)/demo-options) --editable '.[$(DEMO_EXTRA_$*),examples]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.demo-torch
@@ -212,6 +222,11 @@ $(VENV)/.coverage: $(VENV)/.dev
 $(VENV)/.docs: $(VENV)/.made $(METADATA) build/.extensions
 	@echo "installing what builds the documentation into $(VENV)"
 	$(INSTALL) --editable '.[docs]'
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.made $(METADATA) build/.extensions
+	@echo "installing what builds a release into $(VENV)"
+	$(INSTALL) --editable '.[release]'
 	@touch $@
 
 # The first time this takes about 9 minutes on 2 cores; the wheel is kept outside of .venv, and `make clean` leaves it.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,83 @@ def test_what_python_code_imports_from_unidist_exists(page: Path) -> None:
             for name in names.split(", "):
                 listed = name in getattr(loaded, "__all__", ())  # it may need a library that is not installed
                 assert listed or hasattr(loaded, name), f"{page.name}: {module}.{name}"
+
+
+_YOURS = """
+GPT LengthBuckets MyDataset MyModel Net RotateHalf Trainer accuracy accuracy_of ask_who_goes_on batches config
+criterion cross_entropy dataset decode epoch first folder ids lengths loader loss loss_fn loss_of main mask
+matrices micro_batches model names net optimizer other out pad params plain_model projected rest resumes rows
+scale scaler second step steps train train_images train_labels update variables weights
+"""
+YOURS = set(_YOURS.split())
+"""Names that stand for what the reader's script has: models, data, functions. What a library has is imported."""
+
+
+def python_blocks(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^( *)```python\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for _, block in found]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if python_blocks(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_code_compiles_and_imports_what_it_uses(page: Path) -> None:
+    blocks = python_blocks(page)
+    for block in blocks:
+        compile(block, page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    code = "\n".join(blocks)
+    assert undefined(code) <= YOURS, "define it on the page, or import it"
+
+
+def undefined(code: str) -> set[str]:
+    """Return the names that code uses and defines nowhere, in whatever order."""
+    tree = ast.parse(code)
+    names = {node.id: None for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    defined = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            defined.add(node.name)
+    return names.keys() - defined - set(dir(builtins))
+
+
+def test_names_that_nothing_defines_are_found() -> None:
+    code = "import a.b\nfrom c import d as e\ndef f(g):\n    return [h + Path(e) for h in g]\nf(a)\n"
+    assert undefined(code) == {"Path"}
+
+
+SOURCES = sorted(path for area in ("unidist", "adapters", "plugins", "launch") for path in (ROOT / area).rglob("*.py"))
+
+
+def test_indented_code_in_docstrings_compiles() -> None:
+    # Code whose lines a tool that wraps text has joined shows as nonsense in `help` and in the reference.
+    wrong = []
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                for block in indented_code(ast.get_docstring(node) or ""):
+                    try:
+                        compile(block, path.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+                    except SyntaxError:
+                        wrong.append(f"{path.relative_to(ROOT)}: {block}")
+    assert wrong == []
+
+
+def indented_code(docstring: str) -> list[str]:
+    """Return the blocks that are indented by four spaces after a blank line and look like Python, not like a table."""
+    blocks = re.findall(r"(?:\A|\n\n)((?:    .*\n?|\n(?=    ))+)", docstring + "\n")
+    return [
+        textwrap.dedent(block)
+        for block in blocks
+        if re.search(r"^    [\w., ]+ = \w|^    (from|import|def|with) |\(.*\)$", block, re.M)
+        and not re.search(r"\S {3,}\S", block)  # columns of a table
+    ]
 
 
 def test_every_make_target_that_the_readme_names_exists() -> None:

@@ -46,7 +46,7 @@ def test_entry_points_name_modules_that_exist(config: configparser.ConfigParser)
 
 def test_every_requirement_that_the_tests_install_is_pinned(config: configparser.ConfigParser) -> None:
     extras = config["options.extras_require"]
-    installed = ("torch", "tensorflow", "jax", "mpi", "examples", "test", "dev", "coverage", "docs")
+    installed = ("torch", "tensorflow", "jax", "mpi", "examples", "test", "dev", "coverage", "docs", "release")
     wanted = "\n".join(
         [
             config["options"]["install_requires"],

@@ -18,6 +18,7 @@ from unidist_planner.step_time.reasons import bounds, explained, holds, misses
 from unidist_planner.step_time.search import Found
 
 _GIGA = 1e9
+_MAX_COLUMNS = 1000
 
 
 def as_json(found: Found, problem: SearchProblem, *, script: str, fit: Fit | None) -> str:
@@ -97,10 +98,12 @@ def show(found: Found, problem: SearchProblem, *, script: str, fit: Fit | None) 
     )
     console.print(f"{problem.world_size:,} ranks, a batch of {problem.work.batch:,}: {counts}", highlight=False)
     if found.best:
-        console.print(_table(found, problem))
+        table = _table(found, problem)
+        # Lines that are longer than those of the terminal are wrapped by it: cut, a strategy could not be copied.
+        Console(width=_MAX_COLUMNS).print(table)
+        console.print("\nThe time of a step:", highlight=False)
         for number, item in enumerate(found.best, start=1):
-            console.print(f"{number}. [bold]{escape(item.line or PLAIN)}[/bold]", highlight=False, soft_wrap=True)
-            console.print(f"   {escape(bounds(item))}; {holds(item, limit)}.", highlight=False, soft_wrap=True)
+            console.print(f"{number}. {escape(bounds(item))}", highlight=False, soft_wrap=True)
     else:
         console.print("[red]Nothing fits.[/red] Closest:")
     best = found.best[0] if found.best else None
@@ -113,7 +116,7 @@ def show(found: Found, problem: SearchProblem, *, script: str, fit: Fit | None) 
             )
     if found.best:
         console.print("\nWhy the first one:", highlight=False)
-        for line in explained(found, problem):
+        for line in explained(found, problem)[1:]:  # its time is in the table and the list
             console.print(f"- {escape(line)}", highlight=False, soft_wrap=True)
         console.print(f"\n{escape(_command(found, problem, script))}", highlight=False, soft_wrap=True)
 
@@ -131,20 +134,19 @@ def _command(found: Found, problem: SearchProblem, script: str) -> str:
 
 
 def _table(found: Found, problem: SearchProblem) -> Table:
-    axes = [axis for axis in found.best[0].axes if any(item.axes.get(axis, 1) > 1 for item in found.best)]
-    axes += [axis for item in found.best for axis in item.axes if axis not in axes and item.axes[axis] > 1]
-    axes = list(dict.fromkeys(axes))
     table = Table("", box=None, padding=(0, 2, 0, 0))  # with borders it would not fit a terminal of 80 columns
-    for name in (*axes, "micro-batch", "s/step", "samples/s", "TFLOP/s", "GB"):
+    for name in ("replicas", "micro-batch", "s/step", "samples/s", "TFLOP/s", "GB/rank"):
         table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("strategy", no_wrap=True)
     for number, item in enumerate(found.best, start=1):
         table.add_row(
             str(number),
-            *(str(item.axes.get(axis, 1)) for axis in axes),
+            str(item.axes.get("data", 1)),
             f"{item.num_pieces} x {item.samples}",
             f"{item.seconds:.3g}",
             f"{problem.work.batch / item.seconds:.3g}",
             f"{item.flops / 1e12:.3g}",
             f"{item.estimate.total() / _GIGA:.3g}",
+            escape(item.line or PLAIN),
         )
     return table

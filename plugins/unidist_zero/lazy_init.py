@@ -27,8 +27,10 @@ def deferred() -> Iterator[None]:
 def init_with(model: Any, function: Callable[[Any], Any] | None) -> None:
     """Choose how a PyTorch model built on the `meta` device is initialized when `zero=3` shards it.
 
-        with torch.device("meta"): model = GPT(config) unidist_zero.init_with(model, model._init_weights) model,
-        optimizer = ud.distribute(model, torch.optim.AdamW(model.parameters()))
+        with torch.device("meta"):
+            model = GPT(config)
+        unidist_zero.init_with(model, model._init_weights)
+        model, optimizer = ud.distribute(model, torch.optim.AdamW(model.parameters()))
 
     Called before `distribute`, on every rank. Without it each module's `reset_parameters` gives the values.
 

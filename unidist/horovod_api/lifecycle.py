@@ -98,7 +98,7 @@ def report(*, samples: int = 0, **values: Any) -> None:
 
     Args:
         samples: that this rank has trained on since its last call. Those of ranks that hold parts of one model count
-            once.
+            once, and so do those that a `TrainStep` counts itself.
         **values: numbers, or tensors of one element, by names of your choice. They are shown as means over the ranks
             that report them.
 

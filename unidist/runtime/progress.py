@@ -38,7 +38,7 @@ class ProgressReporter:
         self._memory = memory
         self._recorder = recorder
         self._counts_samples = counts_samples
-        self._num_steps = self._num_samples = 0
+        self._num_steps = self._num_samples = self._num_in_steps = 0
         self._values: dict[str, Any] = {}
         self._written = -math.inf
 
@@ -47,8 +47,15 @@ class ProgressReporter:
         self._num_steps += 1
         self._write_now_and_then()
 
-    def report(self, values: Mapping[str, Any], samples: int) -> None:
+    def report(self, values: Mapping[str, Any], samples: int, *, of_step: bool = False) -> None:
         """Take values of this rank, and samples that it has trained on since the last call; see `unidist.torch.report`.
+
+        Those that a script reports beside a `TrainStep`, which does so itself, are the same samples, and count once.
+
+        Args:
+            values: by name.
+            samples: that were trained on.
+            of_step: a `TrainStep` reports, and not the script.
 
         Raises:
             UsageError: a value is no number, or there are too many.
@@ -62,7 +69,10 @@ class ProgressReporter:
             )
         self._values.update(checked)
         if samples and self._counts_samples():
-            self._num_samples += samples
+            if of_step:
+                self._num_in_steps += samples
+            else:
+                self._num_samples += samples
         self._write_now_and_then()
 
     def close(self) -> None:
@@ -98,7 +108,7 @@ class ProgressReporter:
             {
                 "time": round(now, 4),
                 "steps": self._num_steps,
-                "samples": self._num_samples,
+                "samples": max(self._num_samples, self._num_in_steps),
                 "waited_sec": round(self._recorder.waited_sec, 4),
                 "data_sec": round(self._recorder.all_data_sec, 4),
                 "memory_bytes": _resident_bytes(),

@@ -125,7 +125,7 @@ class PlannedStep(ABC):
             self._num_steps += 1
             if self._replica_check is not None and self._replica_check.is_due(self._num_steps):
                 self._replica_check.compare(f"after step {self._num_steps}")
-        context.current().progress.report({"loss": loss}, self._num_samples(batch))
+        context.current().progress.report({"loss": loss}, self._num_samples(batch), of_step=True)
         return loss
 
     @calling("train_step.evaluate()")

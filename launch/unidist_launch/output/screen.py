@@ -65,7 +65,10 @@ class Screen:
             prefix = datetime.now().isoformat(" ", "milliseconds").encode() + b" " + prefix
         text = folded.line.removesuffix(b"\r")
         if b"\r" in text:  # frames of a progress bar: each one overwrites the last, prefix and all
-            text = text.replace(b"\r", b"\r" + prefix)
+            if folded.stream in self._terminals:
+                text = text.replace(b"\r", b"\r" + prefix)
+            else:
+                text = next((frame for frame in reversed(text.split(b"\r")) if frame.strip()), b"")
         self._add(folded.stream, prefix + text + b"\n")
 
     def message(self, text: str) -> None:

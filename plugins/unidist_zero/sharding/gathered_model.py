@@ -22,7 +22,9 @@ class GathersParameters(ABC):
 def gathered(model: ModelT) -> Iterator[ModelT]:
     """Give every rank all values of the parameters that `zero=3` shards, within a `with` block.
 
-        with unidist_zero.gathered(model): if ud.rank() == 0: model.save_weights("model.weights.h5")
+        with unidist_zero.gathered(model):
+            if ud.rank() == 0:
+                model.save_weights("model.weights.h5")
 
     Collective on entry and on exit; not allowed within a graph. What the script assigns to parameters is kept, and must
     be equal on all ranks. A model that is not sharded is left as it is.

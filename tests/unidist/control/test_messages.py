@@ -8,6 +8,7 @@ from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
+from unidist._version import __version__
 from unidist.control.codec import Message
 from unidist.control.messages import PROTOCOL
 from unidist.negotiation import OperationKind, Request
@@ -37,6 +38,9 @@ BETWEEN_RANKS = {
 
 DIGESTS = {1: "506b66577e67c1bb", 2: "75695e73b24dd57b"}
 """What the messages of each protocol look like. New ones get a new row: older rows do not change."""
+
+RELEASES = {"0.2.0": (2, 2, 3)}
+"""The protocols of each release: messages, frames of the engine tcp, greeting of the engine shm."""
 
 
 def dataclasses_in(hint: Any) -> Iterator[type]:
@@ -70,3 +74,18 @@ def test_a_change_of_messages_changes_the_protocol() -> None:
     )
     assert max(DIGESTS) == PROTOCOL
     assert len(set(DIGESTS.values())) == len(DIGESTS), "messages are as they were in another protocol"
+
+
+def test_a_version_has_one_protocol() -> None:
+    protocols = (
+        PROTOCOL,
+        import_module("unidist_tcp.handshake").PROTOCOL,
+        import_module("unidist.engines._host")._PROTOCOL,
+    )
+    if __version__.endswith(".dev0"):
+        assert __version__.removesuffix(".dev0") not in RELEASES, f"{__version__} is older than the release"
+    else:
+        assert RELEASES.get(__version__) == protocols, (
+            f"version {__version__} and protocols {protocols}: set unidist/_version.py to the next version with .dev0, "
+            "or for a release add a row to RELEASES here"
+        )

@@ -57,6 +57,15 @@ def test_ranks_with_parts_of_one_model_count_its_samples_once(launcher: RankProc
     assert last(launcher)["samples"] == 0
 
 
+def test_samples_that_a_script_reports_beside_a_train_step_count_once(launcher: RankProcess) -> None:
+    progress = progress_of(launcher)
+    for _ in range(3):
+        progress.report({"loss": 1.0}, 8, of_step=True)
+        progress.report({"accuracy": 0.5}, 8)
+    progress.close()
+    assert last(launcher)["samples"] == 24
+
+
 def test_a_report_that_is_half_written_is_passed_over(launcher: RankProcess) -> None:
     progress = progress_of(launcher)
     progress.step()

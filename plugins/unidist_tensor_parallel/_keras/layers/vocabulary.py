@@ -20,8 +20,8 @@ from unidist_tensorflow.gradients import differentiable_once
 class VocabularyCrossEntropy(keras.losses.Loss):  # type: ignore[misc]  # Keras has no types
     """Cross-entropy of integer targets and the logits of an output layer, which may be cut over ranks.
 
-        loss = VocabularyCrossEntropy(model.get_layer("scores")) model.compile(optimizer, loss, jit_compile=False)  # or
-        TrainStep(model, optimizer, loss)
+        loss = VocabularyCrossEntropy(model.get_layer("scores"))
+        model.compile(optimizer, loss, jit_compile=False)  # or TrainStep(model, optimizer, loss)
 
     If the layer has the role `column`, it returns this rank's logits only, and ranks exchange three numbers for each
     token. Otherwise the loss is Keras' `SparseCategoricalCrossentropy(from_logits=True)`.

@@ -65,7 +65,8 @@ def cut_embedding(layer: Any, cut: Cut, region: Region) -> None:
 class VocabularyCrossEntropy(torch.nn.Module):
     """Mean cross-entropy of the logits of an output layer, which may be cut over ranks.
 
-        loss_fn = VocabularyCrossEntropy(model.head) loss = loss_fn(model(tokens), targets)
+        loss_fn = VocabularyCrossEntropy(model.head)
+        loss = loss_fn(model(tokens), targets)
 
     If the layer has the role `column`, it returns this rank's logits only, and ranks exchange three numbers for each
     token. Otherwise the loss is `torch.nn.functional.cross_entropy`.

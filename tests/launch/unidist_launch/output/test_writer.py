@@ -43,3 +43,13 @@ def test_standard_output_that_is_not_shown_reaches_listeners_and_files(
     assert rank_lines(err) == {0: ["error"], 1: ["error"]}
     assert heard[0] == (0, Stream.STDOUT, [b"for the command"])
     assert (tmp_path / "rank.0" / "stdout").read_text() == "for the command\n"
+
+
+def test_a_progress_bar_in_a_file_is_its_last_frame(capfd: pytest.CaptureFixture[str]) -> None:
+    with Output(1, output_dir=None, quiet=False, give_up=lambda: True) as output:
+        output.feed(0, Stream.STDERR, b"10%\r50%\r100%\n")
+        output.feed(0, Stream.STDERR, b"\r 99%\r     \r\n")
+        output.feed(0, Stream.STDOUT, b"\r\n")
+    out, err = capfd.readouterr()
+    assert err == "[0!] 100%\n[0!]  99%\n"
+    assert out == "[0] \n"
