@@ -1,4 +1,4 @@
-"""A hook of mkdocs: the API reference has everything that is public.
+"""A hook of mkdocs: the site has the version and the repository's address, the API reference all that is public.
 
 Pages of the core are written by hand, because their order matters; what they leave out is put at the end of the first
 one. Pages of the other areas list all packages with public names. `mkdocs.yml` names this file.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,22 @@ CORE = "reference/core.md"
 AREAS = {f"reference/{area}.md": area for area in ("adapters", "plugins", "launch")}
 """Pages by their path in docs, and the folder whose packages they show."""
 FACADES = ("unidist.torch", "unidist.tensorflow", "unidist.keras", "unidist.jax")
+
+
+def on_config(config: Any) -> None:
+    """Called by mkdocs first: take the version and the address of the repository from where they are given once."""
+    version = re.findall(r'__version__ = "(.+)"', (ROOT / "unidist/_version.py").read_text(encoding="utf-8"))[0]
+    config["site_name"] = f"unidist {version}"
+    config["repo_url"] = url = repository((ROOT / "setup.cfg").read_text(encoding="utf-8"))
+    config["repo_name"] = url and url.rpartition("/")[2]
+
+
+def repository(setup: str) -> str | None:
+    """Return the address of the repository that a setup.cfg gives, or None."""
+    found = ConfigParser()
+    found.read_string(setup)
+    urls = found.get("metadata", "project_urls", fallback="")
+    return dict(re.findall(r"^(\w+) *= *(\S+)$", urls, re.MULTILINE)).get("Repository")
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools.reference import ROOT, on_page_markdown, public_modules, shown_by_hand
+from tools.reference import ROOT, on_config, on_page_markdown, public_modules, repository, shown_by_hand
+from unidist._version import __version__
 
 LISTED = '"""A text."""\n\n__all__ = ["name", "beside"]\n'
 
@@ -20,6 +21,24 @@ def write(path: Path, text: str) -> None:
 def on_page(path: str) -> str:
     page = SimpleNamespace(file=SimpleNamespace(src_uri=path))
     return on_page_markdown("# Title", page=page, config=None, files=None)
+
+
+def test_the_site_has_the_version_and_the_repository() -> None:
+    config: dict[str, str | None] = {}
+    on_config(config)
+    assert config["site_name"] == f"unidist {__version__}"
+    text = "[metadata]\nname = x\nproject_urls =\n    Repository = https://host/us/it\n    Other = https://o\n"
+    assert repository(text) == "https://host/us/it"
+    assert repository("[metadata]\nname = x\n") is None
+
+
+def test_the_navigation_begins_with_few_entries_and_the_home_page_with_the_installation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    top = [line for line in text.partition("\nnav:\n")[2].splitlines() if line.startswith("  - ")]
+    assert 5 < len(top) < 20
+    assert "navigation.sections" not in text  # which would show the entries of all sections as well
+    home = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    assert home.index("pip install ") < home.index("![") < home.index("## ")
 
 
 def test_public_is_what_lists_names_and_what_is_listed(tmp_path: Path) -> None:
