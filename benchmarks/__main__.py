@@ -263,6 +263,19 @@ def _gpt_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row
     return rows
 
 
+def _compiled_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
+    click.echo("measuring a compiled training step of the GPT ...")
+    step = groups["compiled GPT step, np=2"] = under_unidist("benchmarks.compiled_step", 2, repetitions)
+    rows = []
+    for backend in ("aot_eager", "inductor"):
+        ours = step[f"{backend}, unidist"]
+        for peer, target in (("no communication", 1.05), ("DDP over gloo", 0.95)):
+            theirs = step[f"{backend}, {peer}"]
+            detail = f"{duration(ours)}, {peer} {duration(theirs)}"
+            rows.append(Row(f"GPT step by {backend}, np=2, of {peer}", ours / theirs, "x", "at most", target, detail))
+    return rows
+
+
 def _jax_rows(groups: dict[str, dict[str, float]], repetitions: int) -> list[Row]:
     if importlib.util.find_spec("jax") is None:
         click.echo("jax: left out, JAX is not installed")
@@ -481,6 +494,7 @@ _GROUPS: dict[str, tuple[Callable[[dict[str, dict[str, float]], int], list[Row]]
     "tcp": (_tcp_rows, False),
     "hosts": (_hosts_rows, False),
     "gpt": (_gpt_rows, False),
+    "compiled": (_compiled_rows, False),
     "jax": (_jax_rows, False),
     "zero": (_zero_rows, False),
     "zero-keras": (_keras_zero_rows, False),
