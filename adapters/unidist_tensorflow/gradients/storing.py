@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import tensorflow as tf
 
+from unidist.errors import UsageError
 from unidist_arrays.fused_exchange import FusedExchange
 from unidist_arrays.memory import address_of
 from unidist_tensorflow.memory import NUMPY_DTYPES
@@ -43,7 +44,7 @@ def is_available() -> bool:
         return False
     folder, library = (flag[2:].removeprefix(":") for flag in tf.sysconfig.get_link_flags())
     try:
-        _nodes.register_nodes(str(Path(folder, library)), _bucket_full)
+        _nodes.register_nodes(str(Path(folder, library)), bucket_full)
     except ImportError:
         return False
     return True
@@ -56,6 +57,9 @@ class GradientStore:
         exchange: whose memory the gradients go to.
         places: of the gradients that have nodes.
         sparse: places of the other gradients that are sparse on this rank.
+
+    Attributes:
+        buckets: places of those that are exchanged when they are full, by the addresses of their counters.
     """
 
     def __init__(self, exchange: FusedExchange, places: Sequence[int], sparse: Collection[int]) -> None:
@@ -67,7 +71,7 @@ class GradientStore:
         self._targets = np.zeros((count, _BUCKET + 1), np.int64)
         self._waiting = np.zeros(count, np.int64)  # by bucket
         self._sizes = np.zeros(count, np.int64)
-        self._buckets: dict[int, list[int]] = {}  # places, by the addresses of the counters
+        self.buckets: dict[int, list[int]] = {}
         self._dtypes = {NUMPY_DTYPES[info.dtype]: _nodes.DTYPES.index(str(info.dtype)) for info in exchange.variables}
         self._layout = 0
         self._lock = threading.Lock()
@@ -75,9 +79,18 @@ class GradientStore:
         self._failure: Exception | None = None
 
     def begin(self) -> None:
-        """Tell the nodes where gradients go, before they run. Collective the first time."""
+        """Tell the nodes where gradients go, before they run. Collective the first time.
+
+        Raises:
+            UsageError: an earlier pass has sent a part of its gradients, and then failed.
+        """
         exchange = self._exchange
         exchange.begin(self._sparse)
+        if self._early and self._layout == exchange.layout and exchange.update.window.in_round:
+            raise UsageError(
+                f"an earlier step of rank {exchange.update.context.topology.rank} failed after a part of its gradients "
+                "was sent, so the ranks cannot go on together: end the job, and go on from a checkpoint"
+            )
         if self._layout != exchange.layout:
             self._layout = exchange.layout
             self._plan_buckets()
@@ -100,12 +113,12 @@ class GradientStore:
         for place in range(len(self._exchange.variables)):
             if (bucket := self._exchange.early_bucket(place)) is not None:
                 together.setdefault(bucket, []).append(place)
-        self._buckets = {}
+        self.buckets = {}
         self._sizes[:] = self._targets[:, _BUCKET] = 0
         for number, places in enumerate(together.values()):
             if set(places) <= set(self.places):
                 address = address_of(self._waiting[number:])
-                self._buckets[address] = places
+                self.buckets[address] = places
                 self._targets[places, _BUCKET] = address
                 self._sizes[number] = len(places)
                 _stores[address] = self
@@ -117,14 +130,15 @@ class GradientStore:
             UnidistError: what the exchange of a full bucket has raised.
         """
         self._targets[:, _MODE] = _nodes.NOT_READY
+        early, self._early = self._early, set()
         if self._failure is not None:
             raise self._failure
-        return [place for place in self.places if place not in self._early]
+        return [place for place in self.places if place not in early]
 
     def bucket_full(self, address: int) -> None:
         """Start the exchange of a bucket, on a thread of TensorFlow."""
         with self._lock:
-            places = self._buckets[address]
+            places = self.buckets[address]
             self._early.update(places)
             try:
                 self._exchange.ready(places)
@@ -139,7 +153,8 @@ class GradientStore:
         return graph.create_op("UnidistStoreGradient", [gradient], [], attrs=attributes, name=_NAME)
 
 
-def _bucket_full(address: int) -> None:
+def bucket_full(address: int) -> None:
+    """Start the exchange of the bucket whose counter is at an address; C calls it."""
     store = _stores.get(address)
     if store is not None:
         store.bucket_full(address)

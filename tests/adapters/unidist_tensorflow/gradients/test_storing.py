@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from unidist.buffer import DType
+from unidist.errors import UsageError
+from unidist.gradients.buckets import ParameterInfo
 
 pytest.importorskip("tensorflow")
 
@@ -96,3 +102,39 @@ def test_a_gradient_that_one_rank_lacks_keeps_its_bucket_for_the_end(tensorflow_
     (first, _, _), (second, early, _) = tensorflow_pools.get(2).run(train, ("data:bucket_mb=0.1", "rank 1 lacks one"))
     assert all(np.array_equal(own, other) for own, other in zip(first, second, strict=True))
     assert min(early) >= 1
+
+
+class _Exchange:
+    """Two variables of one bucket, whose exchange starts when it is full."""
+
+    layout = 1
+    variables = (ParameterInfo("a", (2,), DType.FLOAT32), ParameterInfo("b", (3,), DType.FLOAT32))
+    update = SimpleNamespace(
+        window=SimpleNamespace(in_round=False), context=SimpleNamespace(topology=SimpleNamespace(rank=4))
+    )
+
+    def begin(self, sparse: Collection[int]) -> None: ...
+
+    def early_bucket(self, place: int) -> str:
+        return "bucket"
+
+    def memory_of(self, place: int) -> tuple[Any, bool]:
+        return np.zeros(self.variables[place].shape, np.float32), False
+
+    def ready(self, stored: Collection[int]) -> None:
+        self.update.window.in_round = True
+
+
+def test_a_step_that_failed_after_it_had_sent_something_is_the_last_one() -> None:
+    from unidist_tensorflow.gradients.storing import GradientStore, bucket_full
+
+    store = GradientStore(_Exchange(), (0, 1), ())  # type: ignore[arg-type]
+    store.begin()
+    [bucket] = store.buckets
+    bucket_full(bucket)
+    assert store.end() == []
+    _Exchange.update.window.in_round = False
+    store.begin()
+    bucket_full(bucket)
+    with pytest.raises(UsageError, match="an earlier step of rank 4 failed after a part of its gradients was sent"):
+        store.begin()
