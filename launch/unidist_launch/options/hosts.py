@@ -96,6 +96,24 @@ def is_local(host: Host) -> bool:
     return host.name in own_names()
 
 
+def check_local(hosts: Sequence[Host], launcher: str) -> None:
+    """Check that a job names no other host than this one.
+
+    Args:
+        hosts: of the job; empty: this host.
+        launcher: name of the launcher, for the message.
+
+    Raises:
+        ConfigurationError: it names another.
+    """
+    other = next((host.name for host in hosts if not is_local(host)), None)
+    if other is not None:
+        raise ConfigurationError(
+            f"host {other!r} is not this one ({', '.join(own_names())}), and the launcher `{launcher}` starts ranks on "
+            "this one only. Leave --launcher out, or use --launcher ssh."
+        )
+
+
 def own_names() -> list[str]:
     """Return the names by which this host is known to itself."""
     full = socket.gethostname()
