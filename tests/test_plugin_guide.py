@@ -46,7 +46,7 @@ from unidist.topology import Topology
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "plugins.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-OPTIONS = {"EveryOther": "2", "Averages": "3"}
+OPTIONS = {"EveryOther": "2", "Averages": "3", "Noise": "0.1", "Lars": "0.1"}
 
 
 @pytest.fixture(scope="module")

@@ -29,14 +29,16 @@ if TYPE_CHECKING:
     from unidist.gradients.local import LocalExchange
     from unidist.gradients.options import ExchangeOptions
     from unidist.gradients.per_tensor import PerTensor, TensorAccess
+    from unidist.gradients.pieces import GradientPiece
     from unidist.gradients.precision import LossScaling, Precision, Rounding, is_narrow
     from unidist.gradients.series import ExchangeSeries
 
 __all__ = [
     "ALIGNMENT_BYTES", "AllReduceExchange", "Bucket", "BucketCompressor", "BucketLayout", "CompressorSpec",
-    "ExchangeOptions", "ExchangeSeries", "GradientCompressor", "GradientExchange", "LocalExchange", "LossScaling",
-    "NOTICE_BYTES", "NO_NOTICE", "PATIENCE_SEC", "ParameterInfo", "PerTensor", "Precision", "ReducedGradients",
-    "RoundResult", "Rounding", "Slot", "TensorAccess", "build_compressor", "is_narrow", "plan_buckets",
+    "ExchangeOptions", "ExchangeSeries", "GradientCompressor", "GradientExchange", "GradientPiece", "LocalExchange",
+    "LossScaling", "NOTICE_BYTES", "NO_NOTICE", "PATIENCE_SEC", "ParameterInfo", "PerTensor", "Precision",
+    "ReducedGradients", "RoundResult", "Rounding", "Slot", "TensorAccess", "build_compressor", "is_narrow",
+    "plan_buckets",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -49,6 +51,7 @@ __getattr__ = lazy_names(
         "local": "LocalExchange",
         "options": "ExchangeOptions",
         "per_tensor": "PerTensor TensorAccess",
+        "pieces": "GradientPiece",
         "precision": "LossScaling Precision Rounding is_narrow",
         "series": "ExchangeSeries",
     },

@@ -27,6 +27,7 @@ class ParameterInfo:
         copies: number of ranks along the axes of the model that hold this parameter, including this rank, so that
             each of its elements counts once in a norm.
         gradient_axis: the mesh axis over whose ranks its gradient is summed, see `PlacesParameters.gradient_axis`.
+        cut_axis: the mesh axis over whose ranks the parameter is cut, so that this is a part of it; None: it is whole.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ParameterInfo:
     group: int | None = None
     copies: int = 1
     gradient_axis: str = REPLICA_AXES
+    cut_axis: str | None = None
 
     @property
     def count(self) -> int:

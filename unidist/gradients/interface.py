@@ -8,11 +8,14 @@ one that is missing on all ranks stays missing.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from unidist.buffer import Buffer
 from unidist.communicator import Communicator
+from unidist.errors import PluginError
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.pieces import GradientPiece
 
 NOTICE_BYTES = 19
 """What a binding tells the other ranks with each round, see `GradientExchange.finish`."""
@@ -46,12 +49,16 @@ class ReducedGradients:
         deferred: the inner step multiplies by `GradientExchange.pending_factor` itself, after it has converted the
             gradients to the type that it computes in: in 16 bits small values would be lost. False: they are multiplied
             in place.
+        parameters: of the gradients, equal on all ranks of `divided_over`; `ExchangeSeries` fills it in, and `pieces`.
+        pieces: returns what of `memory` belongs to which of `parameters`; None: nobody can tell (sparse gradients).
     """
 
     memory: tuple[Buffer, ...]
     divided_over: Communicator | None = None
     copies: tuple[int, ...] = ()
     deferred: bool = False
+    parameters: tuple[ParameterInfo, ...] = ()
+    pieces: Callable[[], Sequence[GradientPiece]] | None = None
 
     @property
     def num_copies(self) -> tuple[int, ...]:
@@ -161,6 +168,20 @@ class GradientExchange(ABC):
     @abstractmethod
     def reduced(self) -> ReducedGradients:
         """Return the memory of the reduced gradients. It may be changed in place until the next round."""
+
+    def pieces(self) -> Sequence[GradientPiece]:
+        """Return this rank's part of the reduced gradients parameter by parameter: over the memory of `reduced`.
+
+        The default is for exchanges that leave each rank all gradients.
+        """
+        if self.reduced().divided_over is not None:
+            raise PluginError(
+                f"{type(self).__name__} leaves each rank a part of the gradients, and does not say which: a rule asks "
+                "for the pieces of each parameter (`GradientExchange.pieces`). Leave one of the strategies out"
+            )
+        return [
+            GradientPiece(number, parameter, 0, self.buffer(number)) for number, parameter in enumerate(self.parameters)
+        ]
 
     @property
     @abstractmethod

@@ -6,9 +6,12 @@ There are several if parameters were added later: layers were unfrozen, or group
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.interface import NO_NOTICE, GradientExchange, ReducedGradients
+from unidist.gradients.pieces import GradientPiece
 
 
 class ExchangeSeries:
@@ -20,6 +23,7 @@ class ExchangeSeries:
 
     def __init__(self) -> None:
         self._exchanges: list[GradientExchange] = []
+        self._present: dict[GradientExchange, Sequence[bool]] = {}  # of the last round
         self.places: list[tuple[GradientExchange, int]] = []
 
     @property
@@ -45,6 +49,7 @@ class ExchangeSeries:
     def replace(self, make: Callable[[Sequence[ParameterInfo]], GradientExchange]) -> None:
         """Replace every exchange with a new one for the same parameters, then close it. Collective, as `make` is."""
         old, self._exchanges, self.places = self._exchanges, [], []
+        self._present.clear()
         for exchange in old:
             self.add(make(exchange.parameters))
             exchange.close()
@@ -82,13 +87,22 @@ class ExchangeSeries:
                 skipped += len(exchange.parameters)
                 continue
             result = exchange.finish(scale=scale_of(exchange), notice=notice)
+            self._present[exchange] = result.present
             present += result.present
             largest = bytes(map(max, largest, result.notice))
         return present, largest
 
     def reduced(self) -> list[ReducedGradients]:
         """Return the reduced gradients of each exchange."""
-        return [exchange.reduced() for exchange in self._exchanges]
+        return [
+            replace(exchange.reduced(), parameters=exchange.parameters, pieces=partial(self._pieces, exchange))
+            for exchange in self._exchanges
+        ]
+
+    def _pieces(self, exchange: GradientExchange) -> list[GradientPiece]:
+        """Return an exchange's pieces of gradients that are not missing on all ranks."""
+        present = self._present.get(exchange, ())
+        return [piece for piece in exchange.pieces() if not present or present[piece.number]]
 
     def defer(self, factors: Sequence[float]) -> None:
         """Set the `pending_factor` of each exchange; factors beyond the number of exchanges are ignored."""
@@ -100,3 +114,4 @@ class ExchangeSeries:
         for exchange in self._exchanges:
             exchange.close()
         self._exchanges.clear()
+        self._present.clear()

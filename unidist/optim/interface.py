@@ -41,6 +41,9 @@ class KnowsHolders(Protocol):
     def gradient_axis(self, path: str) -> str:
         """See `PlacesParameters.gradient_axis`."""
 
+    def cut_axis(self, path: str) -> str | None:
+        """See `PlacesParameters.cut_axis`."""
+
 
 class ChecksBeforeSave(ABC):
     """Capability of an observer of updates: it looks at the state before a checkpoint is written."""

@@ -8,6 +8,7 @@ the gradient is divided.
 
 from __future__ import annotations
 
+import array
 import functools
 import math
 import operator
@@ -20,11 +21,13 @@ from typing_extensions import override
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
 from unidist.errors import UsageError
+from unidist.negotiation.objects import gather_objects
 from unidist.optim.loss_scaling import LossScaler
 
 if TYPE_CHECKING:
     from unidist.framework import Framework
     from unidist.gradients.interface import ReducedGradients
+    from unidist.gradients.pieces import GradientPiece
     from unidist.optim.nonfinite import NonfiniteWatch
 
 _EPSILON = 1e-6
@@ -95,10 +98,33 @@ class _Part:
         self.factor = factor
         self._framework = framework
         self._norms: dict[float, list[float]] = {}
+        self._pieces: Sequence[GradientPiece] | None = None
+
+    def pieces(self) -> Sequence[GradientPiece]:
+        """Return the pieces by parameter, with the factor applied to the memory: elements are read and written."""
+        if self._pieces is None:
+            if self.reduced.pieces is None:
+                raise UsageError(
+                    "a rule asks for the gradient of each parameter, and here are sparse ones, of which there are rows "
+                    "alone. Make embeddings with sparse=False, or leave the rule out"
+                )
+            if self.factor != 1.0:
+                self._check_unscaled()
+                self._multiply(self.factor)
+                self.factor = 1.0
+            self._pieces = self.reduced.pieces()
+        return self._pieces
+
+    def _check_unscaled(self) -> None:
+        if self.reduced.deferred and any(memory.dtype is DType.FLOAT16 for memory in self.reduced.memory):
+            raise UsageError(
+                "a rule asks for the elements of float16 gradients, which are still multiplied by the loss scale: "
+                "unscaled, small ones are lost. Use precision=bf16, or leave the rule out"
+            )
 
     def norms(self, order: float) -> list[float]:
         """Return the norm of each piece, multiplied by the factor. Memory is read once for each order."""
-        if order not in self._norms:
+        if order not in self._norms or self._pieces is not None:  # who has pieces may have changed elements
             found = iter(self._framework.norms([memory for memory in self.reduced.memory if memory.count], order))
             self._norms[order] = [next(found) if memory.count else 0.0 for memory in self.reduced.memory]
         return [found * abs(self.factor) for found in self._norms[order]]
@@ -118,10 +144,13 @@ class _Part:
         """Multiply the memory by the factor, unless the inner step will; return the factor still to be applied."""
         if self.reduced.deferred or self.factor == 1.0:
             return self.factor
+        self._multiply(self.factor)
+        return 1.0
+
+    def _multiply(self, factor: float) -> None:
         for memory in self.reduced.memory:
             if memory.count:
-                self._framework.multiply(memory, self.factor)
-        return 1.0
+                self._framework.multiply(memory, factor)
 
 
 class WholeGradient:
@@ -130,12 +159,28 @@ class WholeGradient:
     Args:
         parts: the part on this rank.
         model_axes: communicators along the mesh axes that the model is divided over.
+        names: of the parameters on all ranks along these.
+        step: number of the update, from 1.
+        values: see `GradientRules.apply`.
+
+    Attributes:
+        step: see Args.
     """
 
-    def __init__(self, parts: Sequence[_Part], model_axes: Sequence[Communicator]) -> None:
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        model_axes: Sequence[Communicator],
+        names: _Names,
+        step: int,
+        values: Callable[[], Sequence[Buffer]] | None,
+    ) -> None:
+        self._values = values
         self._parts = parts
         self._model_axes = model_axes
+        self._names = names
         self._is_skipped = False
+        self.step = step
 
     @property
     def is_skipped(self) -> bool:
@@ -176,6 +221,65 @@ class WholeGradient:
         """Return whether all elements on this rank are finite. Not collective."""
         return all(math.isfinite(norm) for part in self._parts for norm in part.norms(2.0))
 
+    def pieces(self) -> list[GradientPiece]:
+        """Return this rank's pieces of the gradient by parameter, to be changed in place. Not collective.
+
+        They are whole gradients, or parts of them where gradients are divided (zero): each element is in the piece of
+        one rank of those that divide them. A parameter without a gradient on any rank has no piece.
+
+        Raises:
+            UsageError: there are sparse gradients, or scaled ones of float16.
+        """
+        return [piece for part in self._parts for piece in part.pieces()]
+
+    def parameters(self) -> list[Buffer]:
+        """Return for each of `pieces()` the same elements of the parameter, to be read. Not collective.
+
+        Raises:
+            UsageError: this rank has no whole parameters (zero=3), or its optimizer updates copies, or the arrays are
+                the script's (JAX).
+            ConfigurationError: the binding gives no access to parameters, see `Update.trained`.
+        """
+        pieces = self.pieces()
+        if self._values is None:
+            raise UsageError("nobody has told the rules of this optimizer where its parameters are")
+        values = self._values()
+        found, first = [], 0
+        for part in self._parts:
+            found += [values[first + piece.number].slice(piece.start, piece.memory.count) for piece in part.pieces()]
+            first += len(part.reduced.parameters)
+        assert len(found) == len(pieces)
+        return found
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Add up a number of each piece over all pieces of its parameter, on whichever rank. Collective.
+
+        With squares of the norms of pieces it gives those of parameters: `sum(x * x)`. In float64.
+
+        Args:
+            values: one for each of `pieces()`, in that order. Every rank calls this, with pieces or without.
+
+        Returns:
+            The sum of its parameter for each piece.
+        """
+        given = iter(values)
+        totals: dict[str, float] = {}
+        for part in self._parts:
+            sums = [0.0] * len(part.reduced.parameters)
+            for piece in part.pieces():
+                sums[piece.number] += next(given)
+            if part.reduced.divided_over is not None:
+                sums = _all_reduced(sums, part.reduced.divided_over, ReduceOp.SUM)
+            for parameter, total in zip(part.reduced.parameters, sums, strict=True):
+                totals[parameter.name] = total / parameter.copies
+        if self._model_axes:
+            names = self._names.everywhere(sorted(totals), self._model_axes)
+            sums = [totals.get(name, 0.0) for name in names]
+            for axis in self._model_axes:
+                sums = _all_reduced(sums, axis, ReduceOp.SUM)
+            totals = dict(zip(names, sums, strict=True))
+        return [totals[piece.parameter.name] for piece in self.pieces()]
+
     def _total(self, measure: Callable[[_Part], float], op: ReduceOp) -> float:
         """Return a measure of all parts, over the ranks that hold pieces of them, then along the model's axes."""
         join = _maximum if op is ReduceOp.MAX else operator.add
@@ -193,6 +297,31 @@ class WholeGradient:
         for axis in self._model_axes:
             total = _reduced(total, axis, op)
         return total
+
+
+class _Names:
+    """The names of parameters on all ranks along the axes of the model, gathered again when they have changed."""
+
+    def __init__(self) -> None:
+        self._own: list[str] = []
+        self._all: list[str] = []
+
+    def everywhere(self, own: list[str], axes: Sequence[Communicator]) -> list[str]:
+        """Return the names on all ranks in one order. Collective along the axes.
+
+        Args:
+            own: this rank's.
+            axes: of the model.
+        """
+        has_changed = float(own != self._own)
+        for axis in axes:
+            has_changed = _reduced(has_changed, axis, ReduceOp.MAX)
+        if has_changed:
+            names = set(own)
+            for axis in axes:
+                names.update(*gather_objects(axis, sorted(names)))
+            self._own, self._all = own, sorted(names)
+        return self._all
 
 
 class GradientRules:
@@ -223,23 +352,30 @@ class GradientRules:
         self._rules = tuple(rules)
         self._everyone = everyone
         self._model_axes = tuple(model_axes)
+        self._names = _Names()
 
     def apply(
-        self, gradients: Sequence[ReducedGradients], factors: Sequence[float], *, step: int = 0
+        self,
+        gradients: Sequence[ReducedGradients],
+        factors: Sequence[float],
+        *,
+        step: int = 0,
+        values: Callable[[], Sequence[Buffer]] | None = None,
     ) -> list[float] | None:
         """Change the gradients in place. Collective over the ranks of the model.
 
         Args:
             gradients: the reduced gradients.
             factors: for each of them, the factor that is still to be applied: they are not unscaled yet.
-            step: number of the update, from 1, for the texts of errors.
+            step: number of the update, from 1.
+            values: returns the present value of each parameter, in the order of the gradients'; see `TrainedState`.
 
         Returns:
             For each of them the factor that is still to be applied, 1 if it was applied here; None if every rank must
             skip the update: a gradient is not finite on some rank, or a rule says so.
         """
         parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
-        whole = WholeGradient(parts, self._model_axes)
+        whole = WholeGradient(parts, self._model_axes, self._names, step, values)
         if self.scaler is not None:
             overflowed = self._has_overflowed(whole, self.scaler)
             self.scaler.update(overflowed=overflowed)
@@ -259,11 +395,17 @@ class GradientRules:
         return self.scaler is None and self.watch is None and not self._rules
 
     def apply_once(
-        self, rule: GradientRule, gradients: Sequence[ReducedGradients], factors: Sequence[float]
+        self,
+        rule: GradientRule,
+        gradients: Sequence[ReducedGradients],
+        factors: Sequence[float],
+        *,
+        step: int = 0,
+        values: Callable[[], Sequence[Buffer]] | None = None,
     ) -> list[float]:
         """Apply another rule after `apply`, whose result is `factors`. Collective like `apply`."""
         parts = [_Part(self._framework, reduced, factor) for reduced, factor in zip(gradients, factors, strict=True)]
-        rule.apply(WholeGradient(parts, self._model_axes))
+        rule.apply(WholeGradient(parts, self._model_axes, self._names, step, values))
         return [part.apply_factor() for part in parts]
 
     def close(self) -> None:
@@ -291,13 +433,18 @@ class GradientRules:
 
 def _reduced(value: float, over: Communicator, op: ReduceOp) -> float:
     """Return the sum or the largest of a number of all ranks. Collective."""
-    if over.size == 1:
-        return value
-    exchanged = Buffer.allocate(1, DType.FLOAT64)
-    number = exchanged.bytes().cast("d")
-    number[0] = value
+    return value if over.size == 1 else _all_reduced([value], over, op)[0]
+
+
+def _all_reduced(values: Sequence[float], over: Communicator, op: ReduceOp) -> list[float]:
+    """Return the sum or the largest of each number of all ranks, which have equally many. Collective."""
+    if not values:
+        return []
+    exchanged = Buffer.allocate(len(values), DType.FLOAT64)
+    numbers = exchanged.bytes().cast("d")
+    numbers[:] = array.array("d", values)
     over.allreduce(exchanged, exchanged, op=op).wait()
-    return float(number[0])
+    return [float(each) for each in numbers]
 
 
 def _power_sum(part: _Part, order: float) -> float:

@@ -5,10 +5,11 @@ The exchange itself applies some of them at no cost; the others are applied to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from unidist.buffer import Buffer
     from unidist.gradients.interface import GradientExchange, ReducedGradients
     from unidist.gradients.series import ExchangeSeries
     from unidist.optim.accumulation import Accumulation
@@ -90,13 +91,21 @@ class GradientFactors:
         wide = all(parameter.dtype.itemsize >= _WIDE_BYTES for parameter in exchange.parameters)
         return 1.0 / self.loss_scale if wide else 1.0
 
-    def conclude(self, series: ExchangeSeries, others: Sequence[ReducedGradients], *, step: int) -> None:
+    def conclude(
+        self,
+        series: ExchangeSeries,
+        others: Sequence[ReducedGradients],
+        *,
+        step: int,
+        values: Callable[[], Sequence[Buffer]],
+    ) -> None:
         """Apply the rules to the reduced gradients, see `Update.conclude`. Collective over the ranks of the model.
 
         Args:
             series: the exchanges.
             others: gradients that the binding has reduced itself.
             step: number of the update, from 1.
+            values: see `GradientRules.apply`.
         """
         if self.rules is None:
             series.defer([1.0] * len(series.exchanges))  # `clip_norm` may have left others in the window before
@@ -106,11 +115,20 @@ class GradientFactors:
             [*series.reduced(), *others],
             [*(1.0 / (self.loss_scale * factor) for factor in unscaled), *(1.0 for _ in others)],
             step=step,
+            values=values,
         )
         self.overflowed = remaining is None
         series.defer(remaining or unscaled)
 
-    def apply_once(self, series: ExchangeSeries, rule: GradientRule, others: Sequence[ReducedGradients]) -> bool:
+    def apply_once(
+        self,
+        series: ExchangeSeries,
+        rule: GradientRule,
+        others: Sequence[ReducedGradients],
+        *,
+        step: int,
+        values: Callable[[], Sequence[Buffer]],
+    ) -> bool:
         """Apply another rule, see `Update.apply_once`. Collective like `conclude`."""
         assert self._arithmetic is not None, "planned updates have rules"
         if self.overflowed:
@@ -119,6 +137,8 @@ class GradientFactors:
             rule,
             [*series.reduced(), *others],
             [*(exchange.pending_factor for exchange in series.exchanges), *(1.0 for _ in others)],
+            step=step,
+            values=values,
         )
         series.defer(remaining)
         return True

@@ -195,7 +195,12 @@ class Update:
             return
         if self.places is not None:
             parameters = [
-                replace(each, copies=self.places.copies(each.name), gradient_axis=self.gradient_axis(each.name))
+                replace(
+                    each,
+                    copies=self.places.copies(each.name),
+                    gradient_axis=self.gradient_axis(each.name),
+                    cut_axis=self.places.cut_axis(each.name),
+                )
                 for each in parameters
             ]
         groups = [list(group) for _, group in itertools.groupby(parameters, key=lambda each: each.gradient_axis)]
@@ -488,7 +493,7 @@ class Update:
             others: gradients that the binding has reduced itself, with the factor `whole_scale`: sparse ones, each row
                 once. Equal on all ranks unless `divided_over` is set; not deferred.
         """
-        self._factors.conclude(self._series, others, step=self.step + 1)
+        self._factors.conclude(self._series, others, step=self.step + 1, values=lambda: self.trained.values())
 
     def apply_once(self, rule: GradientRule, others: Sequence[ReducedGradients] = ()) -> bool:
         """Let a rule change the gradient of this update alone, between `conclude` and the inner step. Collective.
@@ -500,7 +505,9 @@ class Update:
         Returns:
             Whether it was applied: a gradient that has overflowed is not changed.
         """
-        return self._factors.apply_once(self._series, rule, others)
+        return self._factors.apply_once(
+            self._series, rule, others, step=self.step + 1, values=lambda: self.trained.values()
+        )
 
     def follow(self, follower: FollowsUpdates) -> None:
         """Notify one more object of every update, after the strategies."""

@@ -145,9 +145,24 @@ def train_alone(framework: str, training: Training, rank: int = 0, size: int = 1
 
 
 def train_on_rank(
-    framework: str, strategy: str, engine: str, training: Training, *, record: bool = False
+    framework: str,
+    strategy: str,
+    engine: str,
+    training: Training,
+    *,
+    record: bool = False,
+    num_shares: int | None = None,
 ) -> RankOutcome:
-    """Train with unidist, from `init` to `shutdown`, on a rank; `record`: bring back what was communicated."""
+    """Train with unidist, from `init` to `shutdown`, on a rank.
+
+    Args:
+        framework: its name.
+        strategy: strategy line.
+        engine: its name.
+        training: what to do.
+        record: bring back what was communicated.
+        num_shares: into which batches are divided; default: as many as there are ranks.
+    """
     module = _module(framework)
     training = _with_mode(training, module)
     with set_variables({"UNIDIST_STRATEGY": strategy, "UNIDIST_ENGINE": engine}):
@@ -157,7 +172,8 @@ def train_on_rank(
             records = _record(runtime) if record else []
             steps = _count(runtime)
             topology = runtime.topology
-            parameters = module.train(training, distributed=True, rank=topology.rank, size=topology.world_size)
+            size = num_shares or topology.world_size
+            parameters = module.train(training, distributed=True, rank=topology.rank, size=size)
         finally:
             module.shutdown()
     return RankOutcome(parameters, tuple(record.operation for record in records), tuple(steps))

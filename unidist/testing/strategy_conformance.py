@@ -50,6 +50,8 @@ class StrategyConformance:
         tolerance: largest relative difference of float64 parameters from those of one process.
         narrow_tolerance: the same for float32 parameters.
         exact: it gives the numbers of one process; see the module's text.
+        reference: strategy line of that one process, for strategies that change gradients by design (noise, clipping);
+            "": it trains without unidist.
         equal_every: after each so many updates the ranks hold the same parameters.
         quadratic_error: largest relative distance from the minimum after `quadratic_steps`.
         quadratic_steps: updates by gradient descent; a multiple of `equal_every`.
@@ -70,6 +72,7 @@ class StrategyConformance:
     tolerance: ClassVar[float] = 1e-12
     narrow_tolerance: ClassVar[float] = 1e-5
     exact: ClassVar[bool] = True
+    reference: ClassVar[str] = ""
     equal_every: ClassVar[int] = 1
     quadratic_error: ClassVar[float] = 0.01
     quadratic_steps: ClassVar[int] = 200
@@ -130,11 +133,21 @@ class StrategyConformance:
         return Quadratic(self.quadratic_steps, self.passes, self.common_optimum)
 
     def train_one_process(self, training: Training) -> dict[str, Array]:
-        """Return what training in one process gives, on the concatenated batches, without unidist."""
+        """Return what training in one process gives, on the concatenated batches; see `reference`."""
         whole = replace(training.concatenated(), loss_factor=self.loss_factor)
         if whole not in self._alone:
-            self._alone[whole] = self._rank_pool(1).run(train_alone, (self.framework, whole))[0]
+            self._alone[whole] = self._train_single(whole, 1)
         return self._alone[whole]
+
+    def _train_single(self, training: Training, num_shares: int) -> dict[str, Array]:
+        """Train in one process on the first of so many shares, and nothing is exchanged."""
+        pool = self._rank_pool(1)
+        if self.reference:
+            call, options = (self.framework, self.reference, self.engine, training), {"num_shares": num_shares}
+            outcome: RankOutcome = pool.run(train_on_rank, call, options, timeout=self.case_timeout)[0]
+            return outcome.parameters
+        parameters: dict[str, Array] = pool.run(train_alone, (self.framework, training, 0, num_shares))[0]
+        return parameters
 
     def test_training_gives_the_numbers_of_one_process(self, size: int, optimizer: str, mode: str) -> None:
         self._need_exactness()
@@ -153,7 +166,7 @@ class StrategyConformance:
         self._need_exactness()
         training = self.training(optimizer, mode)
         expected = self.train_one_process(training)
-        alone = self._rank_pool(1).run(train_alone, (self.framework, training, 0, group_size))[0]
+        alone = self._train_single(training, group_size)
         for name in ("inner", "head", "bias", "narrow"):
             limit = self.narrow_tolerance if expected[name].dtype == np.float32 else self.tolerance
             error = largest_error(alone[name], expected[name])

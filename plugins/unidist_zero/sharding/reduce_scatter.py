@@ -30,6 +30,7 @@ from unidist.gradients.interface import (
     ReducedGradients,
     RoundResult,
 )
+from unidist.gradients.pieces import GradientPiece
 from unidist.gradients.precision import is_narrow
 from unidist.timeline import Recorder
 from unidist_zero.sharding.bucket_buffers import BucketBuffers
@@ -258,6 +259,16 @@ class ReduceScatterExchange(GradientExchange):
             copies=tuple(self.parameters[bucket.cut.slots[0].parameter].copies for bucket in self._buckets),
             deferred=deferred,
         )
+
+    @override
+    def pieces(self) -> list[GradientPiece]:
+        owner = self.shard_groups[HOST].communicator.rank
+        found = []
+        for piece in self.partition.pieces(owner):
+            bucket = self._buckets[piece.bucket]
+            memory = self._shard(bucket).slice(piece.offset - bucket.cut.begin(owner), piece.count)
+            found.append(GradientPiece(piece.parameter, self.parameters[piece.parameter], piece.start, memory))
+        return found
 
     @override
     def close(self) -> None:

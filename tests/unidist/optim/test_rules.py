@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unidist.buffer import Buffer
+from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator
 from unidist.errors import UsageError
+from unidist.gradients.buckets import ParameterInfo
 from unidist.gradients.interface import ReducedGradients
+from unidist.gradients.pieces import GradientPiece
 from unidist.gradients.precision import LossScaling
 from unidist.optim.loss_scaling import MINIMUM, LossScaler
 from unidist.optim.rules import GradientRule, GradientRules, WholeGradient
@@ -205,3 +207,107 @@ def test_a_scaler_goes_on_from_its_state() -> None:
     second.load_state(first.state())
     assert updates(second, [False, True]) == updates(first, [False, True]) == [8, 4]
     assert second.num_skipped == 2
+
+
+def held(
+    *pieces: tuple[int, int, Array],
+    parameters: Sequence[ParameterInfo],
+    over: Communicator | None = None,
+    deferred: bool = False,
+) -> ReducedGradients:
+    """Return reduced gradients that are these pieces: number of the parameter, start, elements."""
+    memory = [piece(elements) for _, _, elements in pieces]
+    found = [
+        GradientPiece(number, parameters[number], start, each)
+        for (number, start, _), each in zip(pieces, memory, strict=True)
+    ]
+    return ReducedGradients(tuple(memory), over, (), deferred, tuple(parameters), lambda: found)
+
+
+def info(name: str, count: int, copies: int = 1, cut_axis: str | None = None) -> ParameterInfo:
+    return ParameterInfo(name, (count,), DType.FLOAT64, copies=copies, cut_axis=cut_axis)
+
+
+def squares(gradient: WholeGradient) -> dict[str, float]:
+    """Return the square of each parameter's norm, as far as this rank has pieces of it."""
+    pieces = gradient.pieces()
+    sums = gradient.sums([float(np.sum(each.array() ** 2)) for each in pieces])
+    return {each.parameter.name: total for each, total in zip(pieces, sums, strict=True)}
+
+
+def test_sums_are_over_all_pieces_of_a_parameter_and_a_rank_may_have_none() -> None:
+    parameters = [info("a", 5), info("b", 1), info("missing", 3)]
+    values = np.arange(1.0, 7.0)
+
+    def main(world: Communicator) -> dict[str, float]:
+        own = [
+            [(0, 0, values[:3])],
+            [(0, 3, values[3:5]), (1, 0, values[5:])],
+            [],
+        ][world.rank]
+        found: list[dict[str, float]] = []
+        rules = rules_of(lambda gradient: found.append(squares(gradient)))
+        rules.apply([held(*own, parameters=parameters, over=world)], [1.0])
+        return found[0]
+
+    with ThreadWorld(3) as world:
+        assert world.run(main) == [{"a": 55.0}, {"a": 55.0, "b": 36.0}, {}]
+
+
+def test_sums_follow_parameters_that_are_cut_tied_or_of_one_stage_alone() -> None:
+    # Two stages of two ranks that cut "cut.N"; "tied" is on both stages, and whole everywhere.
+    def main(world: Communicator) -> list[dict[str, float]]:
+        stage, half = divmod(world.rank, 2)
+        tensor, pipeline = world.split((2 * stage, 2 * stage + 1)), world.split((half, half + 2))
+        assert tensor is not None
+        assert pipeline is not None
+        names = [info(f"cut.{stage}", 2, cut_axis="tensor"), info("tied", 1, copies=4), *[info("last", 1, 2)][:stage]]
+        values = [np.full(2, world.rank + 1.0), np.array([7.0]), *[np.array([5.0])][:stage]]
+        found: list[dict[str, float]] = []
+        rules = rules_of(lambda gradient: found.append(squares(gradient)), model_axes=[tensor, pipeline])
+        for _ in range(2):  # names are gathered once
+            rules.apply([held(*((i, 0, each) for i, each in enumerate(values)), parameters=names)], [1.0])
+        return found
+
+    first, second = {"cut.0": 10.0, "tied": 49.0}, {"cut.1": 50.0, "tied": 49.0, "last": 25.0}
+    with ThreadWorld(4) as world:
+        assert world.run(main) == [[first] * 2] * 2 + [[second] * 2] * 2
+
+
+def test_pieces_are_unscaled_and_norms_after_them_are_new() -> None:
+    part = held((0, 0, ELEMENTS), parameters=[info("a", 24)], deferred=True)
+    norms: list[float] = []
+
+    def change(gradient: WholeGradient) -> None:
+        norms.append(gradient.norm(2))
+        (only,) = gradient.pieces()
+        assert gradient.step == 7
+        np.testing.assert_array_equal(only.array(), ELEMENTS / 4)
+        for factor in (2.0, 3.0):
+            only.array()[:] *= factor
+            norms.append(gradient.norm(2))
+
+    assert rules_of(change).apply([part], [0.25], step=7) == [1.0]
+    np.testing.assert_allclose(array(part.memory[0]), ELEMENTS * 1.5, rtol=1e-15)
+    length = float(np.linalg.norm(ELEMENTS))
+    assert norms == pytest.approx([length / 4, length / 2, length * 1.5], rel=1e-14)
+
+
+def test_pieces_of_scaled_float16_or_of_sparse_gradients_are_refused() -> None:
+    narrow = Buffer.of(np.ones(2, np.float16))
+    scaled = ReducedGradients((narrow,), deferred=True, pieces=list)
+    for part, text in ((scaled, "float16"), (ReducedGradients((piece(ELEMENTS),)), "sparse=False")):
+        with pytest.raises(UsageError, match=text):
+            rules_of(lambda gradient: gradient.pieces()).apply([part], [0.5])
+
+
+def test_parameters_are_cut_like_the_pieces() -> None:
+    parameters = [info("a", 2), info("b", 4)]
+    parts = [
+        held((0, 0, np.ones(2)), parameters=parameters[:1]),
+        held((0, 1, np.ones(2)), parameters=parameters[1:]),
+    ]
+    found: list[list[float]] = []
+    rules = rules_of(lambda gradient: found.extend(array(each).tolist() for each in gradient.parameters()))
+    rules.apply(parts, [1.0, 1.0], values=lambda: [piece(np.arange(2.0)), piece(np.arange(10.0, 14.0))])
+    assert found == [[0.0, 1.0], [11.0, 12.0]]

@@ -286,6 +286,9 @@ class HeldByFewer:
     def gradient_axis(self, path: str) -> str:
         return SHARD_REPLICA_AXES if path.startswith("expert") else REPLICA_AXES
 
+    def cut_axis(self, path: str) -> str | None:
+        return None
+
 
 class SizedContext(FakeContext):
     """Four ranks, in two groups that hold other experts."""

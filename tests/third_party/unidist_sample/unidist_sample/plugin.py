@@ -25,7 +25,7 @@ def unidist_register_engines(registry: Registry[EngineSpec]) -> None:
 
 @hookimpl
 def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
-    """Register `sample-compress` and `sample-board`."""
+    """Register the strategies; `noise` and `lars` are rules on gradients."""
     registry.add(
         StrategySpec(
             "sample-compress",
@@ -33,6 +33,8 @@ def unidist_register_strategies(registry: Registry[StrategySpec]) -> None:
             "a sample: data parallelism with gradients that travel as bfloat16 or float16",
         )
     )
+    registry.add(StrategySpec("noise", "unidist_sample.noise:Noise", "a sample: noise on every element"))
+    registry.add(StrategySpec("lars", "unidist_sample.lars:Lars", "a sample: gradients as long as their parameters"))
     registry.add(
         StrategySpec("sample-board", "unidist_sample.board:Board", "a sample: a process beside the ranks answers them")
     )
