@@ -36,6 +36,11 @@ class PointToPointCommunicator(Communicator):
     _aborted: str | None = None
     _ended = False
 
+    @property
+    def channel(self) -> Communicator | None:
+        """The split over which collectives send their messages; None before the first collective."""
+        return self._channel
+
     @abstractmethod
     @override
     def abort(self, reason: str) -> None:

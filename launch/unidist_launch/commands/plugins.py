@@ -18,7 +18,9 @@ _REGISTERS = "unidist_register_"
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--check", is_flag=True, help="Look for imports of private names too, which a release may move.")
+@click.option(
+    "--check", is_flag=True, help="Look for private names too, imported or attributes, which a release may move."
+)
 def plugins(as_json: bool, check: bool) -> int:
     """List the plugins, what each registers, and problems. Exit code 1 when there is a problem."""
     logging.getLogger("unidist.plugins").setLevel(logging.ERROR)  # the table shows the problems
@@ -26,10 +28,10 @@ def plugins(as_json: bool, check: bool) -> int:
     manager = PluginManager(settings.disabled_plugins).load()
     found = [_describe(info, manager) for info in _all(manager)]
     if check:
-        from unidist_launch.commands.private_names import private_imports
+        from unidist_launch.commands.private_names import private_names
 
         for item in found:
-            item["notes"] = private_imports(item["name"], item["distribution"])
+            item["notes"] = private_names(item["name"], item["distribution"])
     if as_json:
         click.echo(json.dumps({"plugins": found, "disabled": sorted(manager.disabled)}, indent=2))
     else:

@@ -1,7 +1,7 @@
-"""Finds imports of names that are not public, in the sources of a plugin. Nothing of the plugin is run for it.
+"""Finds names that are not public, in the sources of a plugin: imports and attributes. Nothing of the plugin is run.
 
-Public is what an `__all__` lists: that of the module, or of a folder above it. A plugin with such imports works until a
-release moves what it imports.
+Public is what an `__all__` lists: that of the module, or of a folder above it. Of a class it is what has no underscore.
+A plugin that uses more works until a release moves what it uses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import functools
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from unidist.installation import DISTRIBUTION
@@ -19,8 +19,8 @@ from unidist.runtime.plugin_manager import ENTRY_POINT_GROUP
 _CORE, _LAUNCHER = "unidist", "unidist_launch"
 
 
-def private_imports(plugin: str, distribution: str) -> list[str]:
-    """Return a sentence for each private name of unidist's packages that the package of a plugin imports.
+def private_names(plugin: str, distribution: str) -> list[str]:
+    """Return a sentence for each private name of unidist's packages that the package of a plugin uses.
 
     Args:
         plugin: name of its entry point.
@@ -40,12 +40,91 @@ def private_imports(plugin: str, distribution: str) -> list[str]:
         return []
     files = [location] if location.name != "__init__.py" else sorted(location.parent.rglob("*.py"))
     theirs = _own_packages() - {package}
-    return [
-        f"{file.relative_to(location.parent.parent if len(files) > 1 else location.parent)}:{line}: imports {name}, "
-        "which is private: no __all__ lists it"
-        for file in files
-        for line, name in _private(file, theirs)
-    ]
+    # A base class of ours shares attributes with its subclasses in the same distribution, which move with it.
+    foreign = {} if distribution == OWN_DISTRIBUTION else _private_attributes(files, theirs)
+    found = []
+    for file in files:
+        place = file.relative_to(location.parent.parent if len(files) > 1 else location.parent)
+        found += [
+            f"{place}:{line}: imports {name}, which is private: no __all__ lists it"
+            for line, name in _private(file, theirs)
+        ]
+        found += [
+            f"{place}:{node.lineno}: uses {node.attr}, which is private: an attribute of {foreign[node.attr]}"
+            for node in ast.walk(_parsed(file))
+            if isinstance(node, ast.Attribute) and node.attr in foreign
+        ]
+    return found
+
+
+def _private_attributes(files: Sequence[Path], packages: frozenset[str]) -> dict[str, str]:
+    """Return the private attributes of the classes that a plugin imports, with the class that each is of.
+
+    What the plugin defines under the same name is its own.
+    """
+    found: dict[str, str] = {}
+    for file in files:
+        for node in ast.walk(_parsed(file)):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and not node.level
+                and (node.module or "").partition(".")[0] in packages
+            ):
+                for alias in node.names:
+                    for attribute, owner in _attributes_of(node.module or "", alias.name).items():
+                        found.setdefault(attribute, owner)
+    own = {name for file in files for node in ast.walk(_parsed(file)) for name in _defined(node)}
+    return {attribute: owner for attribute, owner in found.items() if attribute not in own}
+
+
+@functools.cache
+def _attributes_of(module: str, name: str) -> dict[str, str]:
+    """Return the private attributes of a class, those of its bases in our packages among them; {} if it is no class."""
+    home = _home(module, name)
+    found: dict[str, str] = {}
+    for node in ast.walk(_tree(home)):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for each in ast.walk(node):
+                found |= {attribute: f"{home}.{name}" for attribute in _defined(each) if _is_private(attribute)}
+            for base in node.bases:
+                if isinstance(base, ast.Name) and base.id != name:
+                    found = {**_attributes_of(home, base.id), **found}
+    return found
+
+
+def _home(module: str, name: str) -> str:
+    """Return the module of our packages from which a module has a name by its imports; itself if it imports none."""
+    seen = {module}
+    while True:
+        sources = {
+            node.module
+            for node in ast.walk(_tree(module))
+            if isinstance(node, ast.ImportFrom) and node.module and any(alias.name == name for alias in node.names)
+        }
+        further = [each for each in sorted(sources - seen) if each.partition(".")[0] in _own_packages()]
+        if not further:
+            return module
+        module = further[0]
+        seen.add(module)
+
+
+def _defined(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node defines: functions, classes, variables, and attributes of `self`."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+        yield from [node.attr] if node.value.id in ("self", "cls") else []
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _tree(module: str) -> ast.Module:
+    location = _location(module)
+    return ast.Module([], []) if location is None else _parsed(location)
 
 
 def _private(file: Path, packages: frozenset[str]) -> Iterator[tuple[int, str]]:

@@ -242,6 +242,33 @@ def test_private_names_are_notes_and_the_plugin_works(command: Command, tmp_path
     assert "notes" not in json.loads(command.run_here("plugins", "--json").stdout)["plugins"][0]
 
 
+NOSY = """
+import collections
+from unidist.algorithms import PointToPointCommunicator
+from unidist.engines import SingleCommunicator
+
+class Mine(PointToPointCommunicator):
+    def __init__(self, inner: SingleCommunicator) -> None:
+        self._inner, self._aborted = inner, "mine, too"
+
+    def abort(self, reason):
+        if self._channel is not None:
+            self._inner._ended = True
+            print(self._aborted, self.channel, collections.namedtuple("a", "b")._fields)
+        self._open_channel()
+"""
+
+
+def test_private_attributes_of_classes_that_a_plugin_imports_are_notes(command: Command, tmp_path: Path) -> None:
+    env = {**install(tmp_path, "nosy", NOSY), **alone()}
+    found = listed(command.run("plugins", "--check", "--json", env=env))["nosy"]["notes"]
+    assert found == [
+        f"plugin_nosy.py:{line}: uses {name}, which is private: an attribute of "
+        "unidist.algorithms.point_to_point.PointToPointCommunicator"
+        for line, name in ((11, "_channel"), (12, "_ended"), (14, "_open_channel"))
+    ]
+
+
 def test_a_plugin_that_keeps_to_public_names_has_no_note(command: Command, tmp_path: Path) -> None:
     env = {**install(tmp_path, "pigeon", GOOD), **alone()}
     assert listed(command.run("plugins", "--check", "--json", env=env))["pigeon"]["notes"] == []

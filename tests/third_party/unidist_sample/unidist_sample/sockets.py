@@ -121,7 +121,7 @@ class SocketCommunicator(PointToPointCommunicator):
         """See `Communicator.abort`."""
         super().abort(reason)
         # A peer that died during a collective was missed on the channel of the collectives.
-        channel = self._channel
+        channel = self.channel
         self._mailbox.abort(reason, lost=channel._mailbox.lost if isinstance(channel, SocketCommunicator) else ())
 
     def close(self) -> None:
