@@ -1,7 +1,7 @@
 """Finds names that are not public, in the sources of a plugin: imports and attributes. Nothing of the plugin is run.
 
-Public is what an `__all__` lists: that of the module, or of a folder above it. Of a class it is what has no underscore.
-A plugin that uses more works until a release moves what it uses.
+Public is what an `__all__` lists: that of the module, or of a folder above it. Of a class it is what has no underscore,
+and what its docstring names for subclasses. A plugin that uses more works until a release moves what it uses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def private_names(plugin: str, distribution: str) -> list[str]:
     files = [location] if location.name != "__init__.py" else sorted(location.parent.rglob("*.py"))
     theirs = _own_packages() - {package}
     # A base class of ours shares attributes with its subclasses in the same distribution, which move with it.
-    foreign = {} if distribution == OWN_DISTRIBUTION else _private_attributes(files, theirs)
+    foreign = {} if distribution == DISTRIBUTION else _private_attributes(files, theirs)
     found = []
     for file in files:
         place = file.relative_to(location.parent.parent if len(files) > 1 else location.parent)
@@ -84,8 +84,9 @@ def _attributes_of(module: str, name: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in ast.walk(_tree(home)):
         if isinstance(node, ast.ClassDef) and node.name == name:
-            for each in ast.walk(node):
-                found |= {attribute: f"{home}.{name}" for attribute in _defined(each) if _is_private(attribute)}
+            text = ast.get_docstring(node) or ""
+            private = {each for inner in ast.walk(node) for each in _defined(inner) if _is_private(each)}
+            found |= {each: f"{home}.{name}" for each in sorted(private) if f"`{each}`" not in text}
             for base in node.bases:
                 if isinstance(base, ast.Name) and base.id != name:
                     found = {**_attributes_of(home, base.id), **found}
