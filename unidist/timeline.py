@@ -27,7 +27,7 @@ __all__ = [
     "Timeline",
 ]
 
-_FLUSH_SECONDS = 0.5
+_FLUSH_SECONDS = 0.05  # scripts read the file while it is written
 _NUM_LANES = 32
 
 Event = tuple[str, str, int, int, str]

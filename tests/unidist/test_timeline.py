@@ -155,9 +155,9 @@ def test_named_operations_record_one_row_or_the_rows_and_events_of_horovod(tmp_p
             assert [event["args"]["tensor"] for event in events if event["ph"] == "X"] == ["a and 1 more", "c"]
             continue
         fused = ["NEGOTIATE_ALLREDUCE", "MEMCPY_IN_FUSION_BUFFER", "ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER"]
-        assert [event for row, event in found if row == "a"] == fused
-        assert [event for row, event in found if row == "b"] == fused
-        assert [event for row, event in found if row == "c"] == ["NEGOTIATE_BROADCAST", "BROADCAST"]
+        assert [event for row, event in found if row == "allreduce.a"] == fused
+        assert [event for row, event in found if row == "allreduce.b"] == fused
+        assert [event for row, event in found if row == "broadcast.c"] == ["NEGOTIATE_BROADCAST", "BROADCAST"]
 
 
 def test_events_of_a_phase_that_overlap_are_in_rows_of_their_own(tmp_path: Path) -> None:

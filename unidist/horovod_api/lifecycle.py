@@ -174,19 +174,22 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 # Timeline
 
 
-def start_timeline(file_path: str, mark_cycles: bool = False, *, per_tensor: bool = False) -> None:
+def start_timeline(file_path: str, mark_cycles: bool = False, *, per_tensor: bool | None = None) -> None:
     """Record a Chrome trace from now on.
 
     Args:
         file_path: "%r" in it becomes the rank; without, rank 0 writes the file and the others none.
         mark_cycles: record the cycles of negotiation too.
-        per_tensor: a row for each tensor instead of one for each phase of a step.
+        per_tensor: a row for each tensor, as Horovod has it, instead of one for each phase of a step. None: as the
+            option `--timeline-per-tensor` says.
 
     Raises:
         UsageError: a timeline is being recorded already.
         ConfigurationError: the file cannot be written.
     """
     runtime = context.current()
+    if per_tensor is None:
+        per_tensor = runtime.settings.timeline_per_tensor
     runtime.recorder.start(Path(file_path), rank=runtime.topology.rank, mark_cycles=mark_cycles, per_tensor=per_tensor)
 
 

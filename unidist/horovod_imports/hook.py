@@ -154,9 +154,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__doc__ = f"{name}, answered by unidist{f': {answer.module}' if answer.module else ''}."
         if name == _ROOT:
             module.__dict__["__version__"] = VERSION
+            module.__dict__["__file__"] = os.path.join(PATH_ENTRY, f"{_ROOT}.py")
             module.__dict__["__all__"] = sorted(answer.names)  # without what would import every framework
         else:
-            module.__dict__["__all__"] = sorted({*found, *answer.names, *_below(name)})
+            public = {each for each in answer.names if not each.startswith("_")}
+            module.__dict__["__all__"] = sorted({*found, *public, *_below(name)})
 
 
 _finder = _Finder()

@@ -31,7 +31,10 @@ _NOTIFICATIONS = {
     "HostUpdateResult": "unidist.elastic:HostUpdateResult",
     "WorkerNotificationManager": "unidist.elastic:WorkerNotificationManager",
 }
-_VERSION_OF_KERAS = {"is_version_greater_equal_than": "use packaging.version"}
+_BASICS = {"_basics": "unidist.horovod_api.basics:basics"}
+
+
+_VERSIONS = {"is_version_greater_equal_than": "unidist.horovod_api.util:is_version_greater_equal_than"}
 
 
 def _missing(reason: str, names: str) -> dict[str, str]:
@@ -47,9 +50,22 @@ _EXCEPTIONS = {
     "HostsUpdatedInterrupt": "unidist.elastic:HostsUpdatedInterrupt",
 }
 
+_OF_TENSORFLOW = {
+    "_executing_eagerly": "tensorflow:executing_eagerly",
+    **_also("unidist_tensorflow.variable_references", "refs_to_vars vars_to_refs"),
+}
+
 MODULES: dict[str, Answer] = {
     "horovod": Answer(names=_RUN),
     "horovod.runner": Answer(names=_RUN),
+    "horovod.runner.common": Answer(),
+    "horovod.runner.common.util": Answer(),
+    "horovod.runner.common.util.env": Answer(
+        "unidist.horovod_api.launch_variables",
+        missing=_missing(f"{_INTERNAL}run", "IGNORE_REGEXES KUBEFLOW_MPI_EXEC LOG_LEVEL_STR"),
+    ),
+    "horovod.runner.util": Answer(),
+    "horovod.runner.util.threads": Answer("unidist.horovod_api.threads"),
     "horovod.runner.elastic": Answer(),
     "horovod.runner.elastic.worker": Answer(
         names=_NOTIFICATIONS,
@@ -94,20 +110,16 @@ MODULES: dict[str, Answer] = {
     ),
     "horovod.common.util": Answer(
         "unidist.horovod_api.util",
+        names={"_cache": "unidist.horovod_api.util:compute_once"},
         missing={
             **_missing(
                 _BUILD,
                 "EXTENSIONS check_installed_version get_ext_suffix get_extension_full_path "
                 "get_version_mismatch_message",
             ),
-            **_missing(
-                "use the function of this name in horovod.torch or horovod.tensorflow",
-                "ccl_built ddl_built gloo_built mpi_built nccl_built",
-            ),
-            "env": "use unittest.mock.patch.dict(os.environ, ...)",
+            "nccl_built": "use the function of this name in horovod.torch or horovod.tensorflow",
             "get_average_backwards_compatibility_fun": _INTERNAL,
             "gpu_available": "use torch.cuda.is_available(), or horovod.tensorflow.gpu_available()",
-            **_VERSION_OF_KERAS,
         },
     ),
     "horovod.ray": Answer(
@@ -148,6 +160,7 @@ MODULES: dict[str, Answer] = {
     ),
     "horovod.torch.mpi_ops": Answer(
         "unidist.torch.mpi_ops",
+        names=_BASICS,
         missing={
             "check_installed_version": _BUILD,
             "get_average_backwards_compatibility_fun": _INTERNAL,
@@ -175,12 +188,9 @@ MODULES: dict[str, Answer] = {
         names={
             "check_extension": "unidist.horovod_api.util:check_extension",
             "split_list": "unidist.horovod_api.util:split_list",
+            **_OF_TENSORFLOW,
         },
-        missing={
-            "LocalGradientAggregationHelper": "use backward_passes_per_step of the optimizer",
-            "refs_to_vars": "[ref.deref() for ref in refs] does it",
-            "vars_to_refs": "[variable.ref() for variable in variables] does it",
-        },
+        missing={"LocalGradientAggregationHelper": "use backward_passes_per_step of the optimizer"},
     ),
     "horovod.tensorflow.compression": Answer("unidist.tensorflow.compression"),
     "horovod.tensorflow.data": Answer(),
@@ -196,17 +206,19 @@ MODULES: dict[str, Answer] = {
     ),
     "horovod.tensorflow.mpi_ops": Answer(
         "unidist.tensorflow.mpi_ops",
+        names=_BASICS,
         missing={
             "check_installed_version": _BUILD,
             "get_average_backwards_compatibility_fun": _INTERNAL,
             "get_ext_suffix": _BUILD,
         },
     ),
+    "horovod.tensorflow.util": Answer(names={**_OF_TENSORFLOW, "_make_subgraph": "tensorflow:function"}),
     "horovod.tensorflow.sync_batch_norm": Answer(
         "unidist.tensorflow.sync_batch_norm", names=_also("unidist.tensorflow.mpi_ops", "Sum rank size")
     ),
     **{
-        f"horovod.{package}{part}": Answer(f"unidist.{package}{part}", missing=_VERSION_OF_KERAS)
+        f"horovod.{package}{part}": Answer(f"unidist.{package}{part}", names=_VERSIONS)
         for package in ("keras", "tensorflow.keras")
         for part in ("", ".callbacks", ".elastic")
     },
@@ -228,7 +240,17 @@ ABSENT: dict[str, str] = {
     "horovod.ray.strategy": _OF_RAY,
     "horovod.ray.utils": _OF_RAY,
     "horovod.ray.worker": _OF_RAY,
-    "horovod.runner.common": _SERVICES,
+    "horovod.runner.common.service": _SERVICES,
+    "horovod.runner.common.util.codec": _SERVICES,
+    "horovod.runner.common.util.config_parser": _SERVICES,
+    "horovod.runner.common.util.host_hash": _SERVICES,
+    "horovod.runner.common.util.hosts": _SERVICES,
+    "horovod.runner.common.util.network": _SERVICES,
+    "horovod.runner.common.util.safe_shell_exec": _SERVICES,
+    "horovod.runner.common.util.secret": _SERVICES,
+    "horovod.runner.common.util.settings": _SERVICES,
+    "horovod.runner.common.util.timeout": _SERVICES,
+    "horovod.runner.common.util.tiny_shell_exec": _SERVICES,
     "horovod.runner.driver": _SERVICES,
     "horovod.runner.elastic.constants": _SERVICES,
     "horovod.runner.elastic.discovery": _SERVICES,
@@ -244,7 +266,11 @@ ABSENT: dict[str, str] = {
     "horovod.runner.run_task": _SERVICES,
     "horovod.runner.task": _SERVICES,
     "horovod.runner.task_fn": _SERVICES,
-    "horovod.runner.util": _SERVICES,
+    "horovod.runner.util.cache": _SERVICES,
+    "horovod.runner.util.lsf": _SERVICES,
+    "horovod.runner.util.network": _SERVICES,
+    "horovod.runner.util.remote": _SERVICES,
+    "horovod.runner.util.streams": _SERVICES,
     "horovod.spark.common._namedtuple_fix": _OF_SPARK,
     "horovod.spark.common.backend": _OF_SPARK,
     "horovod.spark.common.cache": _OF_SPARK,
@@ -276,7 +302,6 @@ ABSENT: dict[str, str] = {
     "horovod.spark.torch.util": _OF_SPARK_ESTIMATOR,
     "horovod.tensorflow.gradient_aggregation": "Use backward_passes_per_step of the optimizer.",
     "horovod.tensorflow.gradient_aggregation_eager": "Use backward_passes_per_step of the optimizer.",
-    "horovod.tensorflow.util": "It is internal to Horovod; refs of variables have deref(), and variables ref().",
 }
 """Modules that unidist does not have, each with those below it, and what to use instead."""
 

@@ -123,7 +123,8 @@ class Execution:
                 self._operations[request.kind](device, handle, agreed)
                 _end([request])
         if timeline is not None:
-            timeline.record("exchange", request.kind.upper(), start, time.monotonic_ns(), tensor=request.name)
+            name = request.row if self._recorder.per_tensor else request.name
+            timeline.record("exchange", request.kind.upper(), start, time.monotonic_ns(), tensor=name)
 
     # Fusion
 
@@ -217,7 +218,7 @@ class Execution:
         elif timeline is not None:
             for handle in handles:
                 for index, event in enumerate(("MEMCPY_IN_FUSION_BUFFER", "ALLREDUCE", "MEMCPY_OUT_FUSION_BUFFER")):
-                    timeline.record("exchange", event, times[index], times[index + 1], tensor=handle.request.name)
+                    timeline.record("exchange", event, times[index], times[index + 1], tensor=handle.request.row)
 
     def _fusion_memory(self, nbytes: int) -> Buffer:
         """Return `nbytes` of the fusion buffer, which is kept and grows by doubling."""

@@ -375,7 +375,7 @@ class Negotiator(NamedOperations):
             now = time.monotonic_ns()
             for handle, _ in operations:
                 event = f"NEGOTIATE_{handle.request.kind.upper()}"
-                timeline.record("exchange", event, int(handle.submitted * 1e9), now, tensor=handle.request.name)
+                timeline.record("exchange", event, int(handle.submitted * 1e9), now, tensor=handle.request.row)
         self._executing = operations
         self._entered = time.monotonic()
         for completed in self._execution.run(operations):

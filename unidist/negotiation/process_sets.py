@@ -188,6 +188,10 @@ class ProcessSets:
         registered = self._registered.get(number)
         return None if registered is None else registered.handle
 
+    def registered(self) -> list[ProcessSet]:
+        """Return all registered sets, the global one first; also those that this process is not in."""
+        return [each.handle for each in self._registered.values()]
+
     def new_communicator(self, process_set: ProcessSet) -> Communicator:
         """Return another communicator over a set, for host memory. Collective over its ranks.
 

@@ -100,6 +100,12 @@ class Request:
     signature: Signature = field(init=False, repr=False)
     """What the ranks compare; made once, so that a repeated request costs one comparison of tuples."""
 
+    @property
+    def row(self) -> str:
+        """The name of its row in a timeline with a row for each tensor, as Horovod writes it: "allreduce.loss"."""
+        kind = f"{self.kind}."
+        return self.name if self.name.startswith(kind) else kind + self.name
+
     def __post_init__(self) -> None:
         data = self.target if self.kind is OperationKind.BROADCAST else self.source
         memory = data.memory.partition(":")[0]

@@ -69,7 +69,7 @@ VARIABLES: dict[str, str] = {
     "UNIDIST_VERIFY": "first, every=N or off: compare the distributed model with the script's own (default: first)",
     "UNIDIST_TIMELINE": "file for a Chrome trace; %r becomes the rank (default: none)",
     "UNIDIST_TIMELINE_MARK_CYCLES": "1: the trace shows each round of negotiation (default: 0)",
-    "UNIDIST_TIMELINE_PER_TENSOR": "1: the trace has a row for each tensor instead of one for each phase (default: 0)",
+    "UNIDIST_TIMELINE_PER_TENSOR": "1: the trace has a row per tensor, not per phase (default: UNIDIST_AS_HOROVOD)",
     "UNIDIST_DISABLE_PLUGINS": "plugins not to load, separated by commas (default: none)",
     "UNIDIST_LOG_LEVEL": "trace, debug, info, warning, error or fatal (default: warning)",
     "UNIDIST_LOG_TIMESTAMP": "1: log lines begin with the time (default: 0)",
@@ -221,7 +221,7 @@ class Settings:
             on_nonfinite=choice(env, "UNIDIST_ON_NONFINITE", ("off", "error", "skip")),
             timeline=_timeline(env),
             timeline_mark_cycles=integer(env, mark_cycles, 0) > 0,
-            timeline_per_tensor=integer(env, "UNIDIST_TIMELINE_PER_TENSOR", 0) > 0,
+            timeline_per_tensor=integer(env, "UNIDIST_TIMELINE_PER_TENSOR", integer(env, "UNIDIST_AS_HOROVOD", 0)) > 0,
             disabled_plugins=tuple(name for name in env.get("UNIDIST_DISABLE_PLUGINS", "").split(",") if name),
             fusion_threshold_bytes=non_negative(env, fusion, default.fusion_threshold_bytes),
             cycle_time=timedelta(

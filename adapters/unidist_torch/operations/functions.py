@@ -83,7 +83,8 @@ def broadcast_parameters(
 def broadcast_optimizer_state(optimizer: HasState, root_rank: int = 0, model: torch.nn.Module | None = None) -> None:
     """Give every rank the state and the options (learning rates, ...) of rank `root_rank`'s optimizer.
 
-    A rank whose optimizer has no state yet takes it over, and one that has some replaces it. Nothing is stepped.
+    A rank whose optimizer has no state yet takes it over, and one that has some replaces it. Nothing is stepped. Where
+    an optimizer has no state, parameters without a gradient get one of zeros, as Horovod's scripts expect it.
 
     Args:
         optimizer: of the same kind and parameters on every rank; any stock one but LBFGS, or an object around one, or
@@ -112,7 +113,16 @@ def broadcast_optimizer_state(optimizer: HasState, root_rank: int = 0, model: to
     for each in (optimizer, *inner.values()):
         groups: Sequence[Mapping[str, Any]] = getattr(each, "param_groups", ())
         refuse_parts("broadcast_optimizer_state", (parameter for group in groups for parameter in group["params"]))
+    if isinstance(optimizer, torch.optim.Optimizer) and not getattr(optimizer, "state", True):
+        _add_zero_gradients(optimizer)
     give_optimizer_state(optimizer, root_rank)
+
+
+def _add_zero_gradients(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
 
 
 def give_optimizer_state(optimizer: HasState, root_rank: int) -> None:

@@ -64,23 +64,52 @@ def test_what_there_is_not_says_what_to_use_instead() -> None:
 import horovod.common.util
 for line in (
     "from horovod import mxnet",
-    "from horovod.common.util import env", "horovod.common.util.env", "import horovod.nonsense",
+    "from horovod.common.util import gpu_available", "horovod.common.util.gpu_available", "import horovod.nonsense",
 ):
     try:
         exec(line)
     except (ImportError, AttributeError) as error:
         print(type(error).__name__, error)
-print(hasattr(horovod, "nonsense"), hasattr(horovod, "__file__"))
+print(hasattr(horovod, "nonsense"), hasattr(horovod, "__cached__"))
 """
     )
     lines = shown.splitlines()
     assert "horovod.mxnet. MXNet is retired" in lines[0]
-    assert (
-        lines[1] == "ModuleNotFoundError unidist has no horovod.common.util.env: use " + lines[1].partition("use ")[2]
-    )
+    name = "horovod.common.util.gpu_available"
+    assert lines[1] == f"ModuleNotFoundError unidist has no {name}: use {lines[1].partition('use ')[2]}"
     assert lines[2] == lines[1].replace("ModuleNotFoundError", "AttributeError")
     assert "docs/horovod.md" in lines[3]
     assert lines[4] == "False False"
+
+
+def test_helpers_that_scripts_borrow_from_horovod_are_there() -> None:
+    python(
+        HOOKED
+        + """
+import os
+import horovod
+from horovod.common.basics import HorovodBasics
+from horovod.common.util import _cache, env, gloo_built, is_version_greater_equal_than, mpi_built
+from horovod.runner.common.util.env import get_env_rank_and_size
+from horovod.runner.util.threads import in_thread
+from unidist.horovod_imports.path import PATH_ENTRY
+assert os.path.dirname(horovod.__file__) == PATH_ENTRY and os.path.isfile(horovod.__file__)
+assert _cache(len)("ab") == 2 and get_env_rank_and_size() == (0, 1)
+from horovod.common.util import *
+assert "_cache" not in horovod.common.util.__all__ and "env" in horovod.common.util.__all__
+basics = HorovodBasics()
+basics.init()
+assert basics._add_process_set_impl([0]) is None and basics._remove_process_set_impl(0) is None
+assert basics._get_process_set_ids_and_ranks() == {0: [0]}
+assert basics._process_set_rank(0) == 0 and basics._process_set_size(0) == 1
+try:
+    basics._process_set_size(7)
+except ValueError as error:
+    assert "no process set has the number 7" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
 
 
 def test_processes_that_this_one_starts_are_answered_too(tmp_path: Path) -> None:

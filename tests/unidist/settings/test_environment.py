@@ -70,6 +70,8 @@ HOROVOD_SETTINGS = [
     ({"HOROVOD_TIMELINE": "/x/t.json"}, Settings(timeline=Path("/x/t.json"))),
     ({"HOROVOD_TIMELINE": "DYNAMIC"}, Settings()),
     ({"HOROVOD_TIMELINE_MARK_CYCLES": "1"}, Settings(timeline_mark_cycles=True)),
+    ({"UNIDIST_AS_HOROVOD": "1"}, Settings(timeline_per_tensor=True)),
+    ({"UNIDIST_AS_HOROVOD": "1", "UNIDIST_TIMELINE_PER_TENSOR": "0"}, Settings()),
     ({"HOROVOD_FUSION_THRESHOLD": "1024"}, Settings(fusion_threshold_bytes=1024)),
     ({"HOROVOD_CYCLE_TIME": "3.5"}, Settings(cycle_time=timedelta(milliseconds=3.5))),
     ({"HOROVOD_CACHE_CAPACITY": "0"}, Settings(cache_capacity=0)),
