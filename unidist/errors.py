@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 __all__ = [
     "CheckpointError",
@@ -34,6 +34,10 @@ __all__ = [
 
 class UnidistError(Exception):
     """Base class of everything that unidist raises on purpose."""
+
+    if not TYPE_CHECKING:
+        # AutoGraph raises errors again with the place in the script, of the same class only if it has this constructor.
+        __init__ = Exception.__init__
 
 
 class HorovodInternalError(UnidistError, RuntimeError):

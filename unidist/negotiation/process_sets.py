@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from unidist.communicator import Communicator, format_ranks
 from unidist.errors import MismatchError, NotInitializedError, OperationError, UsageError
 from unidist.negotiation import NamedOperations, objects
@@ -27,10 +29,12 @@ class ProcessSet:
     Attributes:
         ranks: sorted.
         process_set_id: 0 for the global set, None while not registered.
+        mpi_comm: None: Horovod's sets can be made of a communicator of MPI.
         scope: what `horovod_api.scope` keeps with the set while it is registered; None: nothing yet.
     """
 
     process_set_id: int | None = None
+    mpi_comm: None = None
     ranks: list[int]
     scope: Any = None
     _registry: ProcessSets | None = None  # that has registered it
@@ -92,6 +96,11 @@ class ProcessSet:
 
     def __repr__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+    @override
+    def __str__(self) -> str:
+        """Return the set as Horovod writes it."""
+        return f"{repr(self)[:-1]}, mpi_comm={self.mpi_comm})"
 
 
 global_process_set = ProcessSet([])
@@ -182,6 +191,14 @@ class ProcessSets:
                 "let only the set's ranks call it"
             )
         return registered.operations
+
+    def check_registered(self, process_set: ProcessSet) -> None:
+        """Return if a set is registered.
+
+        Raises:
+            OperationError: it is not.
+        """
+        self._find(process_set)
 
     def find(self, number: int) -> ProcessSet | None:
         """Return the registered set of this `process_set_id`, or None. Also for a process that is not in it."""

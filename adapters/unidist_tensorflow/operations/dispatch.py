@@ -10,6 +10,7 @@ from tensorflow.python.eager import record  # the public API cannot say whether 
 
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet
+from unidist.runtime import context
 from unidist_arrays.operations import Start
 from unidist_tensorflow.memory import array_of, dtype_of, tensor_of_array
 from unidist_tensorflow.operations import graph
@@ -45,10 +46,13 @@ def execute(
         in_program_order: see `graph.detached`.
 
     Raises:
+        OperationError: the process set is not registered.
         MismatchError: the ranks' calls differ. In eager mode also a `tf.errors.FailedPreconditionError`.
         PeerLostError: a rank is gone. In eager mode also a `tf.errors.UnknownError`.
     """
     if not tf.executing_eagerly():
+        if context.is_initialized():  # else the graph is run later, and says it then
+            context.current().process_sets.check_registered(process_set)
         chosen = name or graph.default_name(f"Horovod{kind}", *(tensors if grouped else tensors[:1]))
         return graph.detached(
             start,

@@ -35,7 +35,12 @@ class PairReduction:
         self._options = options
 
     def reduce(self, pairs: Pairs) -> list[tuple[Any, Any]]:
-        """Return the pairs with reduced gradients. Collective: every rank has gradients for the same variables."""
+        """Return the pairs with reduced gradients. Collective: every rank has gradients for the same variables.
+
+        A rank outside of the process set gets its own gradients back.
+        """
+        if not self._options["process_set"].included():
+            return list(pairs)
         size = scope_of(self._options["process_set"]).size
         results = list(pairs)
         exchanged = [

@@ -146,6 +146,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         predivide_factor=gradient_predivide_factor,
     )
     tf1._unidist_window = None
+    if not hasattr(tf1, "_optimizer"):
+        tf1._optimizer = tf1  # Horovod's is around the script's optimizer, which scripts reach by this name
     if backward_passes_per_step > 1:
         tf1._unidist_window = GraphWindow(
             backward_passes_per_step,

@@ -332,6 +332,9 @@ def test_process_sets(pool: Pool, mode: str) -> None:
     def on_rank() -> None:
         with runtime():
             ends = ud.add_process_set([0, 2])
+            unknown = ud.ProcessSet([0, 1])
+            with pytest.raises(ValueError, match="is not registered"):  # no matter how a graph is made
+                call(mode, lambda x: [ud.allreduce(x, process_set=unknown)], np.ones(1))
             if ud.rank() == 1:
                 with pytest.raises(UsageError, match="does not belong"):
                     ud.allreduce(tf.constant(1.0), process_set=ends)

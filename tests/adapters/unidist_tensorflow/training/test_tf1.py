@@ -96,3 +96,23 @@ def test_a_strategy_that_it_would_ignore_is_refused(pool: Pool, strategy: str) -
             hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.5))
 
     pool(2, "shm").run(on_rank)
+
+
+def test_a_rank_outside_of_the_process_set_applies_its_own_gradients(pool: Pool) -> None:
+    def on_rank() -> None:
+        with runtime("float32"):
+            first = hvd.add_process_set([0, 1])
+            with tf.Graph().as_default():
+                w = tf.compat.v1.get_variable("w", initializer=[0.0])
+                optimizer = hvd.DistributedOptimizer(
+                    tf.compat.v1.train.GradientDescentOptimizer(1.0), process_set=first
+                )
+                assert optimizer._optimizer is optimizer  # scripts reach Horovod's inner optimizer so
+                train = optimizer.minimize(tf.reduce_sum(w) * (1.0 + hvd.rank()))
+                with tf.compat.v1.Session() as session:
+                    session.run(tf.compat.v1.global_variables_initializer())
+                    session.run(train)
+                    found = session.run(w)
+            np.testing.assert_allclose(found, [-1.5 if hvd.rank() < 2 else -3.0])
+
+    pool(3, "shm").run(on_rank)
