@@ -64,7 +64,7 @@ def run(
         use_gloo: True: the engine `gloo`.
         extra_mpi_args: as `use_mpi`.
         env: variables of every rank.
-        stdout: Horovod's; an error, because ranks write to the logs of the executors.
+        stdout: Horovod's; a warning and no effect, because ranks write to the logs of the executors.
         stderr: as `stdout`.
         verbose: 0: say nothing of the number of ranks.
         nics: network interfaces; each host uses the first of them that it has. None: the one to the outside.
@@ -82,12 +82,12 @@ def run(
     refused = {
         "use_mpi": (use_mpi, "Spark starts the ranks; leave it out"),
         "extra_mpi_args": (extra_mpi_args, "Spark starts the ranks; leave it out"),
-        "stdout": (stdout, "ranks write to the logs of Spark's executors; leave it out"),
-        "stderr": (stderr, "ranks write to the logs of Spark's executors; leave it out"),
-        "prefix_output_with_timestamp": (prefix_output_with_timestamp, "Spark's logs have the time; leave it out"),
         "executable": (executable, "the executors' Python runs the ranks; set PYSPARK_PYTHON"),
     }
     refuse("run", refused)
+    ignored = {"stdout": stdout, "stderr": stderr, "prefix_output_with_timestamp": prefix_output_with_timestamp}
+    if names := [name for name, value in ignored.items() if value]:
+        _log.warning("run: %s: no effect, because ranks write to the logs of Spark's executors", ", ".join(names))
     spark = active_spark("run")
     if num_proc is None:
         num_proc = spark.defaultParallelism

@@ -42,14 +42,27 @@ class Task:
         context = BarrierTaskContext.get()
         with ClusterRank(address=_address(context), interfaces=self._interfaces) as rank:
             share = rank.share(context.allGather(rank.offer))
+            resources = {name: list(each.addresses) for name, each in context.resources().items()}
             with RankPool(1, env=self._env, share=share, timeout=None) as pool:
-                answers = pool.call(_run, [self._call])
+                answers = pool.call(_run, [self._call, resources.get("gpu", [])])
             if answers.has_failed:
                 self.failures.add(answers.records)
             yield from answers.records
 
 
-def _run(call: bytes) -> Any:
+def get_available_devices() -> list[str]:
+    """Return the GPUs that Spark has given to the task of this rank, as Spark names them ("0"); [] outside of a rank.
+
+    They are those of the resource `gpu` (`spark.task.resource.gpu.amount`).
+    """
+    return list(_devices)
+
+
+_devices: list[str] = []
+
+
+def _run(call: bytes, devices: list[str]) -> Any:
+    _devices[:] = devices
     function, args, kwargs = pickle.loads(call)
     return function(*args, **kwargs)
 

@@ -127,22 +127,33 @@ MODULES: dict[str, Answer] = {
         missing={"BaseHorovodWorker": f"{_INTERNAL}"},
     ),
     "horovod.ray.elastic": Answer(
-        names=_also("unidist.ray", "ElasticRayExecutor RayHostDiscovery"), missing=_missing(_INTERNAL, "TestDiscovery")
+        names={
+            **_also("unidist.ray", "ElasticRayExecutor RayHostDiscovery"),
+            "TestDiscovery": "unidist_ray.elastic.changing_hosts:ChangingHosts",
+        },
     ),
     "horovod.ray.elastic_v2": Answer(
-        names=_also("unidist.ray", "ElasticParams RayHostDiscovery"),
-        missing=_missing("use RayExecutor(min_workers=...)", "ElasticAdapter TestDiscovery"),
+        names={
+            **_also("unidist.ray", "ElasticParams RayHostDiscovery"),
+            "TestDiscovery": "unidist_ray.elastic.changing_hosts:ChangingHosts",
+        },
+        missing=_missing("use RayExecutor(min_workers=...)", "ElasticAdapter"),
     ),
     "horovod.ray.ray_logger": Answer("unidist_ray.ray_logger"),
     "horovod.ray.runner": Answer("unidist.ray"),
     "horovod.spark": Answer("unidist.spark"),
     "horovod.spark.common": Answer(),
+    "horovod.spark.common.backend": Answer("unidist_spark.backend"),
     "horovod.spark.common.store": Answer(
         names=_also("unidist.spark", "Store"),
         missing=_missing(
             "use Store.create(path or address)",
             "AbstractFilesystemStore DBFSLocalStore FilesystemStore HDFSStore LocalStore",
         ),
+    ),
+    "horovod.spark.task": Answer(
+        names={"get_available_devices": "unidist_spark.task:get_available_devices"},
+        missing=_missing("use horovod.spark.run", "gloo_exec_fn mpirun_exec_fn task_exec"),
     ),
     "horovod.spark.keras": Answer(names=_also("unidist.spark", "KerasEstimator KerasModel")),
     "horovod.spark.torch": Answer(names=_also("unidist.spark", "TorchEstimator TorchModel")),
@@ -272,7 +283,6 @@ ABSENT: dict[str, str] = {
     "horovod.runner.util.remote": _SERVICES,
     "horovod.runner.util.streams": _SERVICES,
     "horovod.spark.common._namedtuple_fix": _OF_SPARK,
-    "horovod.spark.common.backend": _OF_SPARK,
     "horovod.spark.common.cache": _OF_SPARK,
     "horovod.spark.common.constants": _OF_SPARK,
     "horovod.spark.common.datamodule": _OF_SPARK,
@@ -294,7 +304,10 @@ ABSENT: dict[str, str] = {
     "horovod.spark.lightning": _ESTIMATOR,
     "horovod.spark.mpi_run": _OF_SPARK,
     "horovod.spark.runner": "Use horovod.spark.run.",
-    "horovod.spark.task": _OF_SPARK,
+    "horovod.spark.task.gloo_exec_fn": _OF_SPARK,
+    "horovod.spark.task.mpirun_exec_fn": _OF_SPARK,
+    "horovod.spark.task.task_info": _OF_SPARK,
+    "horovod.spark.task.task_service": _OF_SPARK,
     "horovod.spark.tensorflow": _OF_SPARK,
     "horovod.spark.torch.datamodule": _OF_SPARK_ESTIMATOR,
     "horovod.spark.torch.estimator": _OF_SPARK_ESTIMATOR,

@@ -1,7 +1,8 @@
 """Elastic jobs on Ray: nodes and ranks may come and go while the job runs.
 
-`discovery` asks Ray which nodes there are, `agents` has an actor on each run the agent of unidist's launcher, and
-`job` is an actor, too, in which that launcher runs. `logged` brings what ranks log to the node's actor.
+`discovery` asks Ray which nodes there are (`changing_hosts` as if they came and went), `agents` has an actor on each
+run the agent of unidist's launcher, and `job` is an actor, too, in which that launcher runs. `logged` brings what ranks
+log to the node's actor.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ from horovod.ray.elastic import RayHostDiscovery
 from horovod.ray.elastic_v2 import ElasticParams
 from horovod.ray.ray_logger import log
 assert ElasticRayExecutor is unidist.ray.ElasticRayExecutor and ElasticParams is unidist.ray.ElasticParams
+from horovod.ray.elastic import TestDiscovery
+assert issubclass(TestDiscovery, RayHostDiscovery)
 assert log is unidist.ray.ray_logger.log
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=180)

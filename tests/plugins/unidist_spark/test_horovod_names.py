@@ -24,6 +24,9 @@ from horovod.spark.keras import KerasEstimator, KerasModel
 from horovod.spark.torch import TorchEstimator, TorchModel
 assert horovod.spark.run is unidist.spark.run
 assert KerasEstimator is unidist.spark.KerasEstimator and Store is unidist.spark.Store
+from horovod.spark.common.backend import Backend, SparkBackend, default_num_proc
+from horovod.spark.task import get_available_devices
+assert issubclass(SparkBackend, Backend) and get_available_devices() == []
 assert horovod.spark.run_elastic is unidist.spark.run_elastic
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

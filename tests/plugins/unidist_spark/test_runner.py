@@ -80,7 +80,6 @@ def test_horovod_runner_returns_what_rank_0_does(start_spark: StartSpark) -> Non
     ("arguments", "message"),
     [
         ({"use_mpi": True}, "use_mpi=True cannot be followed: Spark starts the ranks"),
-        ({"stdout": 1}, "stdout=1 cannot be followed"),
         ({"executable": "python4"}, "set PYSPARK_PYTHON"),
         ({"num_proc": 0}, "at least 1"),
     ],
