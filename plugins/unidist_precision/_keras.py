@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,8 @@ from unidist_precision.binding import PrecisionBinding
 
 class TensorFlowPrecision(PrecisionBinding):
     """See `PrecisionBinding`."""
+
+    rounds_updates: ClassVar[bool] = True
 
     @override
     def prepare(self, model: Any, precision: Precision) -> Any:

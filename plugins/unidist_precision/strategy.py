@@ -142,8 +142,8 @@ class MixedPrecision(Strategy, ChoosesPrecision, EstimatesMemory):
         binding = self._binding(framework, context)
         if self.states == "bf16" and not binding.rounds_updates:
             raise ConfigurationError(
-                f"precision=bf16:states=bf16 is for PyTorch and unidist.jax, and this model is of {framework.name}; "
-                "leave states out"
+                f"precision=bf16:states=bf16 is not for models of {framework.name}, whose binding does not round "
+                "updates; leave states out"
             )
         return binding.prepare(model, self.precision(plan))
 

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
         has_sharded_state,
         restoring,
     )
+    from unidist_tensorflow.optimizer.narrow_update import update_by
+    from unidist_tensorflow.optimizer.stochastic_rounding import Elements
     from unidist_tensorflow.optimizer.tape import DistributedGradientTape, PartialDistributedGradientTape
 
 __all__ = [
-    "DistributedGradientTape", "Entry", "InnerStep", "PartialDistributedGradientTape", "RowCheck", "WholeStep",
-    "counts_occurrences", "has_sharded_state", "needs_whole_variables", "restoring",
+    "DistributedGradientTape", "Elements", "Entry", "InnerStep", "PartialDistributedGradientTape", "RowCheck",
+    "WholeStep", "counts_occurrences", "has_sharded_state", "needs_whole_variables", "restoring", "update_by",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
@@ -30,6 +32,8 @@ __getattr__ = lazy_names(
     {
         "elementwise": "RowCheck counts_occurrences needs_whole_variables",
         "inner_step": "Entry InnerStep WholeStep has_sharded_state restoring",
+        "narrow_update": "update_by",
+        "stochastic_rounding": "Elements",
         "tape": "DistributedGradientTape PartialDistributedGradientTape",
     },
 )

@@ -93,7 +93,7 @@ class Binding(WeightsLoss, SharesStatistics):
         if brings is None and gathered:
             return GatheredStep(self._optimizer, self._plain, self._update, gathered)
         if brings is None:
-            return WholeStep(self._optimizer, self._plain, self._variable_and_slots)
+            return WholeStep(self._optimizer, self._plain, self._variable_and_slots, self._update.options.precision)
         if gathered:
             names = ", ".join(strategy.name for strategy in self._update.strategies)
             raise UsageError(

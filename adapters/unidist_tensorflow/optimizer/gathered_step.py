@@ -65,7 +65,7 @@ class GatheredStep(WholeStep):
     """
 
     def __init__(self, optimizer: Any, plain: Any, update: Update, cut: Sequence[CutVariable]) -> None:
-        super().__init__(optimizer, plain, self._variable_and_its_slots)
+        super().__init__(optimizer, plain, self._variable_and_its_slots, update.options.precision)
         if update.context.is_elastic:
             raise ConfigurationError(
                 f"{plain.__name__} looks at whole tensors, and {cut[0].placement.name!r} is cut over the ranks of an "

@@ -17,9 +17,11 @@ from typing_extensions import override
 
 from unidist.checkpoint.format.interface import STATE_ATTRIBUTE, KeepsState
 from unidist.gradients.buckets import ParameterInfo
+from unidist.gradients.precision import Precision
 from unidist_arrays.fused_exchange import ExchangeResult, FusedExchange
 from unidist_tensorflow.gradients.tensors import ExchangeOutputs, Gradient, gradients_of, tensor_of, whole_gradients
 from unidist_tensorflow.memory import dtype_of
+from unidist_tensorflow.optimizer.narrow_update import update_by
 
 
 @dataclass(frozen=True)
@@ -152,12 +154,20 @@ class WholeStep(InnerStep):
         optimizer: the bound optimizer.
         plain: its class before it was bound, or what has its `apply`.
         variable_and_slots: returns a variable and what the optimizer keeps for it.
+        precision: of the run.
     """
 
-    def __init__(self, optimizer: Any, plain: Any, variable_and_slots: Callable[[Any], Sequence[Any]]) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        plain: Any,
+        variable_and_slots: Callable[[Any], Sequence[Any]],
+        precision: Precision | None = None,
+    ) -> None:
         self._optimizer = optimizer
         self._plain = plain
         self._variable_and_slots = variable_and_slots
+        self._apply = update_by(optimizer, plain, precision)
 
     @property
     @override
@@ -213,7 +223,7 @@ class WholeStep(InnerStep):
 
     def apply(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> None:
         """Let the optimizer update variables of the model by gradients that need no exchange, or have had it."""
-        self._plain.apply(self._optimizer, gradients, variables)
+        self._apply(gradients, variables, {})
 
     @override
     def finalize(self, variables: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ from unidist_arrays.fused_exchange import FusedExchange
 from unidist_arrays.slices import Slices
 from unidist_keras.variables import variable_at
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, dtype_of
+from unidist_tensorflow.optimizer.stochastic_rounding import Elements
 from unidist_zero.sharding.partition import Partition, Piece, Segment, join_segments
 
 
@@ -52,6 +53,15 @@ class VariableShard:
         for piece, (start, end) in zip(self.segment.pieces, pairwise(ends), strict=True):
             sizes += [piece.count, end - start - piece.count]
         return sizes
+
+    @property
+    def elements(self) -> list[Elements]:
+        """Return which elements of the model's variables it has; padding is counted with what is before it."""
+        sizes = self.sizes
+        return [
+            Elements(piece.parameter, piece.start, sizes[2 * i] + sizes[2 * i + 1])
+            for i, piece in enumerate(self.segment.pieces)
+        ]
 
     def is_sparse(self, exchange: FusedExchange) -> bool:
         """Return whether an exchange gathers the rows of the gradient of one of its variables."""

@@ -29,6 +29,7 @@ from unidist_tensorflow.gradients.tensors import AddedOperations, ExchangeOutput
 from unidist_tensorflow.memory import Array, array_of_buffer, dtype_of, empty_array
 from unidist_tensorflow.optimizer.elementwise import RowCheck, needs_whole_variables
 from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, restoring
+from unidist_tensorflow.optimizer.narrow_update import update_by
 from unidist_zero._keras.clipping import ShardedClipping, exchanged
 from unidist_zero._keras.gather import VariableGather
 from unidist_zero._keras.offload import StateInFiles
@@ -56,6 +57,7 @@ class KerasZero(ZeroBinding):
             files = SpillFolder(strategy.offload, option="zero:offload", contents="optimizer state")
 
         def make(optimizer: Any, plain: type[Any], update: Update) -> InnerStep:
+            _check_rounding(strategy, update)
             step = _kind_of_step(strategy, update)(optimizer, plain, update)
             step.whole = strategy.whole
             step.files = files
@@ -73,6 +75,21 @@ class KerasZero(ZeroBinding):
         from unidist_zero._keras import stage3_step
 
         stage3_step.attach(model, update)
+
+
+def _check_rounding(strategy: Zero, update: Update) -> None:
+    """Raise ConfigurationError if state that is rounded cannot be where it is wanted."""
+    precision = update.options.precision
+    if precision is None or precision.rounding is None:
+        return
+    for is_wanted, what in (
+        (strategy.offload is not None, "zero:offload"),
+        (update.context.is_elastic, "zero in an elastic job"),
+    ):
+        if is_wanted:
+            raise ConfigurationError(
+                f"precision=bf16:states=bf16 and {what} do not work together with tensorflow; leave one of them out"
+            )
 
 
 def _kind_of_step(strategy: Zero, update: Update) -> type[ShardedStep]:
@@ -118,6 +135,7 @@ class ShardedStep(InnerStep):
         self._variables: list[Any] = []  # of the model, by place
         self._decaying: list[bool] = []  # by place
         self._nothing: Any = None
+        self._update_by = update_by(optimizer, plain, update.options.precision)
         self._clipping: ShardedClipping | None = None
         self._gathers: list[VariableGather] = []
 
@@ -391,7 +409,7 @@ class ShardedStep(InnerStep):
             variables.append(self._nothing)
         assert self._clipping is not None
         self._clipping.shards = shards
-        self._plain.apply(self._optimizer, gradients, variables)
+        self._update_by(gradients, variables, {id(shard.variable): shard.elements for shard, _ in stepped})
 
     @override
     def kept_state(self, models: Mapping[str, Any]) -> KeepsState | None:
