@@ -117,7 +117,8 @@ def alone(size: int, name: str, rounding: Rounding) -> tuple[list[float], list[A
     update = update_by(plain, type(plain), Precision(kind, kind, kind, rounding=rounding))
     losses = []
     for batch in batches():
-        sums, found = None, []
+        found: list[float] = []
+        sums: Any = None
         for rank in range(size):
             with tf.GradientTape() as tape:
                 loss = mean_loss(model, *(tf.constant(part[rank::size]) for part in batch))
