@@ -175,7 +175,7 @@ def test_single_tests_that_somebody_runs_write_no_durations(run: Callable[..., s
 def test_every_strategy_engine_framework_and_launcher_has_an_end_to_end_test() -> None:
     """Those of this distribution; what third parties register has tests of its own."""
     found = PluginManager().load()
-    samples = ("sample", "small-zero", "local-sgd", "numpy")
+    samples = ("sample", "small-zero", "local-sgd", "lars", "noise", "numpy")
 
     def names(*kinds: type) -> set[str]:
         own = {spec.name for kind in kinds for spec in found.registry(kind)}

@@ -66,8 +66,12 @@ class _Run(ProcessRun):
         self._cluster = _tf_cluster(job)
         of_each = () if self._cluster is None else tuple(map(self._cluster.of_rank, range(job.num_proc)))
         share = HostShare(secrets.token_hex(8), secret, places, variables, of_each=of_each)
-        self._ranks = stack.enter_context(LocalProcesses(job.num_proc, env=job.env, die_with_thread=True, share=share))
-        super().__init__(job, self._ranks, stack, keep_end=values.keep_end)
+
+        def make_ranks() -> LocalProcesses:
+            self._ranks = LocalProcesses(job.num_proc, env=job.env, die_with_thread=True, share=share)
+            return self._ranks
+
+        super().__init__(job, make_ranks, stack, keep_end=values.keep_end)
         self._side: SideHost | None = None
         if self._server is not None:
             self._side = SideHost(

@@ -85,7 +85,8 @@ def run_processes(job: Job, processes: RankProcesses, command: Sequence[str] = (
         ConfigurationError: the job cannot be started; nothing is left running.
     """
     with ExitStack() as stack:
-        return ProcessRun(job, processes, stack, command=command).run()
+        stack.callback(processes.close)
+        return ProcessRun(job, lambda: processes, stack, command=command).run()
 
 
 class _Pipe(NamedTuple):
@@ -102,7 +103,7 @@ class ProcessRun(FixedRanks):
 
     Args:
         job: the job.
-        processes: see `run_processes`.
+        make_processes: returns the `processes` of `run_processes`, when it is known that output can be kept.
         stack: takes what has to be given back.
         command: see `run_processes`.
         keep_end: see `SideReports`.
@@ -114,28 +115,28 @@ class ProcessRun(FixedRanks):
     def __init__(
         self,
         job: Job,
-        processes: RankProcesses,
+        make_processes: Callable[[], RankProcesses],
         stack: ExitStack,
         *,
         command: Sequence[str] = (),
         keep_end: Callable[[str, str], None] = _keep_nothing,
     ) -> None:
         self.job = job
-        self._processes = processes
         self._command = tuple(command) or job.command
         self._stack = stack
         self._round = 0
         self._reports_at = 0.0
         self.ending = Ending(
             job.grace_period,
-            signal_ranks=processes.signal,
+            signal_ranks=self._signal_ranks,
             host_of=lambda _: socket.gethostname(),
             outlives_ranks=job.outlives_ranks,
         )
         self.selector = stack.enter_context(selectors.DefaultSelector())
         self.output = stack.enter_context(Output.of_job(job, give_up=lambda: self.ending.is_overdue))
         self.events = FixedJobEvents(job, self.output, self._signal_rank, stack)
-        stack.callback(processes.close)  # before the output: what they print till then is still taken
+        self._processes = make_processes()
+        stack.callback(self._processes.close)  # before the output: what they print till then is still taken
         self.roster = SideRoster(
             job,
             self,
@@ -253,6 +254,9 @@ class ProcessRun(FixedRanks):
             read = [self._read(key.fd, key.data) for key in pipes]
             if not any(read):
                 self.selector.select(_EXIT_CHECK_SEC)
+
+    def _signal_ranks(self, number: int, ranks: Iterable[int] | None = None) -> None:
+        self._processes.signal(number, ranks)
 
     def _signal_rank(self, rank: int, number: int) -> None:
         self._processes.signal(number, [rank])
