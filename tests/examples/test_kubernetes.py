@@ -76,6 +76,9 @@ def test_the_wheel_that_the_container_file_makes_has_the_modules_in_c(tmp_path: 
     assert {name.split(".")[0] for name in names if name.endswith(".so")} == {
         "unidist/algorithms/_kernels",
         "unidist/engines/_shm",
+        "unidist_jax/_handler",
+        "unidist_parameter_server/native/_shards",
         "unidist_tcp/_tcp",
+        "unidist_tensorflow/_nodes",
     }
     assert "unidist_kubernetes/place.py" in names
