@@ -52,6 +52,8 @@ class LocalLauncher(Launcher, StartsSideProcesses):
 class _Run(ProcessRun):
     """One run of a job, whose ranks may have processes beside them."""
 
+    _ranks: LocalProcesses
+
     def __init__(self, job: Job, stack: ExitStack) -> None:
         secret = secrets.token_bytes(32)
         values = LauncherValues()
