@@ -1,6 +1,6 @@
 """What `make bench` shows: a table of ratios, each with its spread and a verdict, and a plot of the medians.
 
-Every row is measured in several rounds, each in processes of its own. The spread of a row is from its lowest round to
+Every row is measured in several rounds, each in new processes. The spread of a row is from its lowest round to
 its highest, and is what a verdict allows for.
 """
 

@@ -47,7 +47,7 @@ def net() -> Any:
 
 
 class Odd(layers.Layer):
-    """Passes its inputs on, by variables of its own.
+    """Returns its inputs, and has variables.
 
     Args:
         use: computes the outputs of the layer and its inputs.

@@ -103,7 +103,7 @@ class AllReduceExchange(GradientExchange):
 
     @override
     def early_bucket(self, index: int) -> int | None:
-        number = self._buckets.index(self._bucket_of[index])
+        number = next(at for at, bucket in enumerate(self._buckets) if bucket is self._bucket_of[index])
         return number if self._overlap and number + 1 < len(self._buckets) else None
 
     @override
