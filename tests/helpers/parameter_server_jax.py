@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from local_sgd_jax import OPTIMIZERS, batch_of, loss_fn, parameters
 import unidist.jax as ud
 from unidist.errors import UnidistError
 from unidist.settings.environment import set_variables
+from unidist_parameter_server._jax.pushing import PushedLeaves
 from unidist_parameter_server.jax import pull, synchronize
 
 STEPS = 7
@@ -94,6 +97,36 @@ def evaluated_after_pushes_of_the_other() -> tuple[float, bool]:
             alone = float(loss_fn(step.params, *batch_of(0, 0)))
             np.testing.assert_allclose(loss, alone, rtol=1e-12)
             return loss, moved
+        finally:
+            ud.shutdown()
+
+
+def synchronized_right_after_a_slow_step() -> Any:
+    """Return the parameters that a rank has when it synchronizes while the program of its first step still runs."""
+    push = PushedLeaves.step
+
+    def slow_push(self: PushedLeaves, *arrays: Any) -> None:
+        time.sleep(0.3)
+        push(self, *arrays)
+
+    with (
+        set_variables({"UNIDIST_STRATEGY": "parameter_server=sync:push=delta"}),
+        mock.patch.object(PushedLeaves, "step", slow_push),
+    ):
+        ud.init()
+        try:
+            params, bound = ud.distribute(parameters(), OPTIMIZERS["sgd"]())
+
+            @jax.jit
+            def run(params: Any, state: Any, *batch: Any) -> tuple[Any, Any]:
+                updates, state = bound.update(jax.grad(loss_fn)(params, *batch), state, params)
+                return optax.apply_updates(params, updates), state
+
+            before, state = params, bound.init(params)
+            run.lower(params, state, *map(jnp.asarray, batch_of(0, ud.rank()))).compile()
+            run(params, state, *map(jnp.asarray, batch_of(0, ud.rank())))
+            params, _ = synchronize(bound, before, state)
+            return jax.tree.map(np.array, params)
         finally:
             ud.shutdown()
 

@@ -136,7 +136,7 @@ def test_a_step_of_batches_of_different_size_is_that_of_one_process(rank_pools: 
             losses = [step(*(each[rows] for each in batch(index // 2))) for index in range(4)]
             losses.append(step.evaluate(*(each[rows] for each in batch(7))))
             told = runtime.progress
-            return losses, dict(model.arrays), (told._values, told._num_samples)
+            return losses, dict(model.arrays), (told._values, told.samples)
         finally:
             context.shutdown()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterator
+from fnmatch import filter as fnmatch_filter
 from fnmatch import fnmatch
 
 from tools.affected.graph import Link
 from tools.affected.imports import imported
 from tools.affected.sources import PRODUCT, Sources
-from tools.affected.subjects import CODE
+from tools.affected.subjects import CODE, TABLES
 
 _REFERENCE = re.compile(r"[\w.]+(:\w*)?")
 _DOTTED = re.compile(r"\b[A-Za-z_]\w*(?:\.\w+)+|\b\w+(?=:[A-Z])")
@@ -26,8 +27,13 @@ def string_links(sources: Sources) -> Iterator[Link]:
     for path, mentions in sources.mentions.items():
         if path == "tests/conftest.py":  # its strings are names of other tests
             continue
-        for text in mentions.strings:
-            yield from (_in_product if path.startswith(PRODUCT) else _in_test)(sources, path, text)
+        links = [
+            link
+            for text in mentions.strings
+            for link in (_in_product if path.startswith(PRODUCT) else _in_test)(sources, path, text)
+        ]
+        asking = fnmatch_filter(sources.tests, TABLES[path]) if path in TABLES else [path]
+        yield from (link._replace(path=each) for each in asking for link in links)
         for place in mentions.places:
             yield from _opened(sources, path, place)
     for path in sources.files:

@@ -56,6 +56,9 @@ LOADERS = {
 }
 """Files that use what plugins registered without naming it: the backend of Keras, the engine of several hosts."""
 
+TABLES = {"unidist/horovod_imports/table.py": "tests/unidist/horovod_imports/*"}
+"""Files with names of modules, each of which is imported if a script asks for it, with the tests that ask for them."""
+
 CODE = ("*.in", "*.ipynb", "docs/plugins.md")
 """Files with Python code that tests run, and that are not Python files."""
 

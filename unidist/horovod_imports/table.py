@@ -143,7 +143,7 @@ MODULES: dict[str, Answer] = {
     "horovod.ray.runner": Answer("unidist.ray"),
     "horovod.spark": Answer("unidist.spark"),
     "horovod.spark.common": Answer(),
-    "horovod.spark.common.backend": Answer("unidist_spark.backend"),
+    "horovod.spark.common.backend": Answer(names=_also("unidist.spark", "Backend SparkBackend default_num_proc")),
     "horovod.spark.common.store": Answer(
         names=_also("unidist.spark", "Store"),
         missing=_missing(
@@ -152,7 +152,7 @@ MODULES: dict[str, Answer] = {
         ),
     ),
     "horovod.spark.task": Answer(
-        names={"get_available_devices": "unidist_spark.task:get_available_devices"},
+        names=_also("unidist.spark", "get_available_devices"),
         missing=_missing("use horovod.spark.run", "gloo_exec_fn mpirun_exec_fn task_exec"),
     ),
     "horovod.spark.keras": Answer(names=_also("unidist.spark", "KerasEstimator KerasModel")),

@@ -42,6 +42,11 @@ class ProgressReporter:
         self._values: dict[str, Any] = {}
         self._written = -math.inf
 
+    @property
+    def samples(self) -> int:
+        """The number that this rank has trained on, where it counts for the ranks of its model."""
+        return max(self._num_samples, self._num_in_steps)
+
     def step(self) -> None:
         """Count an update of an optimizer."""
         self._num_steps += 1
@@ -108,7 +113,7 @@ class ProgressReporter:
             {
                 "time": round(now, 4),
                 "steps": self._num_steps,
-                "samples": max(self._num_samples, self._num_in_steps),
+                "samples": self.samples,
                 "waited_sec": round(self._recorder.waited_sec, 4),
                 "data_sec": round(self._recorder.all_data_sec, 4),
                 "memory_bytes": _resident_bytes(),

@@ -4,12 +4,16 @@ from unidist.installation import install_command
 
 try:
     from unidist_spark import (
+        Backend,
         HorovodRunner,
         KerasEstimator,
         KerasModel,
+        SparkBackend,
         Store,
         TorchEstimator,
         TorchModel,
+        default_num_proc,
+        get_available_devices,
         run,
         run_elastic,
     )
@@ -21,5 +25,6 @@ except ModuleNotFoundError as exc:
     ) from None
 
 __all__ = [
-    "HorovodRunner", "KerasEstimator", "KerasModel", "Store", "TorchEstimator", "TorchModel", "run", "run_elastic",
+    "Backend", "HorovodRunner", "KerasEstimator", "KerasModel", "SparkBackend", "Store", "TorchEstimator", "TorchModel",
+    "default_num_proc", "get_available_devices", "run", "run_elastic",
 ]  # fmt: skip

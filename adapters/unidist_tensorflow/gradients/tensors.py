@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
@@ -28,6 +29,11 @@ HostFunction = Callable[..., Sequence[Array]]
 
 Gradient = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
+
+
+_TOKEN = np.zeros((), np.int32)
+_last_tokens: WeakKeyDictionary[tf.Graph, str] = WeakKeyDictionary()
+"""The name of the token of the last node that was added to a `tf.function`'s graph."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,9 @@ def host_node(
 ) -> list[tf.Tensor]:
     """Add a Python function to the graph that is being built, or call it in eager mode; returns its results as tensors.
 
-    It runs in program order, and may wait for other ranks that run theirs. What it raises is kept for
+    It runs in program order, and may wait for other ranks that run theirs: in a `tf.function`, each node has a token of
+    the one before as an input. TensorFlow's own control dependencies are not enough: its optimizer of graphs drops one
+    where another path has the same order, and then may break that path. What the function raises is kept for
     `graph.take_failure`, as TensorFlow passes on no more than the text.
 
     Args:
@@ -159,13 +167,19 @@ def host_node(
 
     def run(*arrays: Any) -> Sequence[Array]:
         try:
-            return kept()(*arrays)
+            return [_TOKEN, *kept()(*arrays[num_tokens:])]
         except Exception as exc:
             graph.remember_failure(exc)
             raise
 
+    nodes = tf.compat.v1.get_default_graph()
+    tokens = [nodes.get_tensor_by_name(_last_tokens[nodes])] if nodes in _last_tokens else []
+    num_tokens = len(tokens)
     with tf.device("CPU:0"):
-        outputs: list[tf.Tensor] = tf.numpy_function(run, inputs, [spec.dtype for spec in specs], name=name)
+        types = [tf.int32, *(spec.dtype for spec in specs)]
+        token, *outputs = tf.numpy_function(run, [*tokens, *inputs], types, name=name)
+    if nodes.building_function and tf.compat.v1.control_flow_v2_enabled():
+        _last_tokens[nodes] = token.name
     for output, spec in zip(outputs, specs, strict=True):
         output.set_shape(spec.shape)
     return outputs

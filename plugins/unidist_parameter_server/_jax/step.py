@@ -162,14 +162,12 @@ class JaxStoreStep(InnerStep):
         """Return the newest parameters, a tree like `params`; that itself before the first update. Not collective."""
         if not self.is_filled:
             return params
-        flush()
         self._leaves.fetch()
         return self._tree(params)
 
     def synchronized(self, params: Any, opt_state: Any) -> tuple[Any, Any]:
         """Return the parameters of the store and rank 0's optimizer state, on all ranks. Collective."""
         if self.is_filled:
-            flush()
             self._leaves.settle()
             params = self._tree(params)
         return params, broadcast_parameters(opt_state)
@@ -183,7 +181,8 @@ class JaxStoreStep(InnerStep):
 
     @property
     def is_filled(self) -> bool:
-        """See `StoreStep.is_filled`."""
+        """See `StoreStep.is_filled`. Waits for the programs that were called, as it is they that fill the store."""
+        flush()
         return self._leaves.is_filled
 
     def is_of(self, context: RuntimeAPI) -> bool:

@@ -71,7 +71,7 @@ def test_every_test_of_a_module_is_affected_by_it(graph: Graph, files: list[str]
     assert [test for test, file in pairs.items() if test not in graph.affected([file])] == []
 
 
-@pytest.mark.parametrize("package", ["kubernetes", "slurm", "spark", "wandb", "planner", "tcp"])
+@pytest.mark.parametrize("package", ["kubernetes", "slurm", "spark", "ray", "wandb", "planner", "tcp"])
 def test_a_change_of_one_plugin_chooses_few_tests(graph: Graph, files: list[str], package: str) -> None:
     folder = f"plugins/unidist_{package}/"
     chosen = graph.affected([file for file in files if file.startswith(folder)])

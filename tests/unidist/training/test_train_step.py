@@ -90,7 +90,7 @@ def test_a_step_does_its_parts_in_one_order() -> None:
     step._train([4])
     assert step.events == run
     progress = context.current().progress
-    assert (progress._values, progress._num_samples) == ({"loss": 4}, 3)
+    assert (progress._values, progress.samples) == ({"loss": 4}, 3)
 
 
 def test_ranks_that_step_alone_take_no_mean() -> None:

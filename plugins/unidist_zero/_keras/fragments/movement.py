@@ -26,8 +26,6 @@ from unidist_zero.sharding.partition import Partition
 
 _GATHER = "unidist_gathering_of_variables_which_needs_jit_compile_False"
 _SCATTER = "unidist_reduction_of_gradients_which_needs_jit_compile_False"
-_TOKEN = tf.TensorSpec([], tf.int32)
-"""An output that has an element, also on a rank that holds nothing of a unit: a node without any might be left out."""
 
 
 class UnitMovement:
@@ -99,11 +97,11 @@ class UnitMovement:
 
         @differentiable_once("parameters under zero=3", is_sparse)
         def gather(*values: tf.Tensor) -> tuple[Any, Any]:
-            outputs = host_node(self._gather, values, [_TOKEN, *specs], name=_GATHER, keeper=self._host_functions)[1:]
+            outputs = host_node(self._gather, values, specs, name=_GATHER, keeper=self._host_functions)
 
             def gradient(*whole: tf.Tensor) -> list[tf.Tensor]:
                 kinds = [tf.TensorSpec(each.source.shape, each.source.dtype) for each in self.fragments]
-                return host_node(self._scatter, whole, [_TOKEN, *kinds], name=_SCATTER, keeper=self._host_functions)[1:]
+                return host_node(self._scatter, whole, kinds, name=_SCATTER, keeper=self._host_functions)
 
             return outputs, gradient
 
@@ -134,7 +132,7 @@ class UnitMovement:
         self._gather_check.verify()
         for work in works:
             work.wait()
-        arrays = [np.zeros((), np.int32)]
+        arrays = []
         for fragment, (number, slot) in zip(self.fragments, self._places, strict=True):
             part = memory[number].slice(slot.offset, slot.count)
             arrays.append(array_of_buffer(part, tuple(fragment.variable.shape)))
@@ -159,7 +157,7 @@ class UnitMovement:
         self._scatter_check.verify()
         for work in works:
             work.wait()
-        arrays = [np.zeros((), np.int32)]
+        arrays = []
         for fragment in self.fragments:
             piece, storage = fragment.piece, fragment.storage
             array = empty_array(tuple(storage.shape), np.dtype(tf.as_dtype(storage.dtype).as_numpy_dtype))

@@ -49,6 +49,12 @@ def test_with_plain_sgd_that_is_data(jax_pools: PartPools) -> None:
         assert largest_difference(found, expected) < LIMIT
 
 
+def test_ranks_are_synchronized_while_a_step_still_runs(jax_pools: PartPools) -> None:
+    found = jax_pools.get(2).run(parameter_server_jax.synchronized_right_after_a_slow_step)
+    assert largest_difference(found[0], found[1]) == 0.0
+    assert largest_difference(found[0], parameter_server_jax.parameters()) > 1e-3
+
+
 @pytest.mark.parametrize("mode", ["step", "jit"])
 def test_one_asynchronous_worker_trains_as_one_process(jax_pools: PartPools, mode: str) -> None:
     [expected] = jax_pools.get(1).run(parameter_server_jax.simulate, ("adamw", 1))
