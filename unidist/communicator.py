@@ -40,7 +40,7 @@ __all__ = [
 _POLL_SEC = 100e-6
 _OPERATIONS = (
     *("allreduce", "allgather", "broadcast", "reducescatter", "alltoall", "barrier", "send", "recv"),
-    "allocate_shared",  # of SharesMemory
+    *("allocate_shared", "exchange_blocks"),  # of capabilities
 )
 
 

@@ -2,6 +2,7 @@
 
 `SharesMemory`: its ranks, all on one host, can map the same memory; without it, copies have to be sent.
 `MakesSubgroups`: some of its ranks can form a group while the others do something else.
+`ExchangesBlocks`: a cycle of named operations takes it one call.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from datetime import timedelta
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
-from unidist.communicator import Communicator
+from unidist.communicator import Communicator, ReduceOp
 from unidist.rendezvous import Rendezvous
 
-__all__ = ["MakesSubgroups", "OneRanksMemory", "SharedMemory", "SharesMemory"]
+__all__ = ["ExchangesBlocks", "MakesSubgroups", "OneRanksMemory", "SharedMemory", "SharesMemory"]
 
 
 class SharedMemory(ABC):
@@ -67,6 +68,40 @@ class SharesMemory(ABC):
         Raises:
             ConfigurationError: on every rank if there is too little memory, or a `sharing_obstacle`.
             MismatchError: the ranks asked for different amounts.
+        """
+
+
+class ExchangesBlocks(ABC):
+    """Capability of a communicator: gathers small blocks in one call, and reduces what goes with them. By isinstance.
+
+    Without it named operations do the same by `allgather`: other ranks of the group may do so.
+    """
+
+    @abstractmethod
+    def exchange_blocks(
+        self,
+        own: Buffer,
+        everyone: Buffer,
+        block: bytes,
+        source: Buffer | None = None,
+        target: Buffer | None = None,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+    ) -> bool:
+        """Wait for an all-gather of `own` to `everyone`, with `block` and the data of `source` at its beginning.
+
+        Args:
+            own: `(n,)` uint8, engine memory, n the same on every rank.
+            everyone: `(size * n,)` uint8, engine memory.
+            block: goes to the beginning of `own`; as long on every rank.
+            source: `(count,)` elements in host memory, for the place behind it; None: nothing.
+            target: gets the reduction of all ranks' data if their blocks are equal, in rank order; like `source`.
+            op: the reduction.
+            scale: of its result, see `Communicator.allreduce`.
+
+        Returns:
+            True if all ranks have sent the same block, and `target` is filled; else the caller looks at `everyone`. It
+            may be False where the blocks are equal.
         """
 
 

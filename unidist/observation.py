@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Call", "GroupCalls", "GroupCounts", "Method", "Observer", "Stack", "Waitable", "joining", "observe",
-    "observe_methods", "operating", "stacks", "submitting",
+    "observe_methods", "operating", "running", "stacks", "submitting",
 ]  # fmt: skip
 
 CallKind = Literal["collective", "send", "recv", "named", "join"]
@@ -296,6 +296,40 @@ def submitting(plain: Method) -> Method:
         return handle
 
     return submit
+
+
+class running:  # noqa: N801 - reads as a statement
+    """Keep record of a named operation that is submitted and waited for in one call, within the block.
+
+    Args:
+        group: of the named operations; None: nobody looks.
+        handle: of the operation.
+        request: what it does.
+    """
+
+    __slots__ = ("_call", "_stack")
+
+    def __init__(self, group: GroupCalls | None, handle: Any, request: Any) -> None:
+        self._call: Call | None = None
+        if group is not None:
+            assert group.handles is not None, "a group of named operations"
+            group.handles[request.name] = handle
+            self._call = Call(group, "named", request.kind, name=request.name, data=request.target)
+
+    def __enter__(self) -> None:
+        if self._call is not None:
+            self._stack = stacks[get_ident()]
+            self._stack.append(self._call)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        call = self._call
+        if call is None:
+            return
+        self._stack.pop()
+        if isinstance(error, PeerLostError):
+            call.explain(error)
+        elif error is None and call.group.handles is not None:
+            call.group.handles.pop(call.name, None)
 
 
 def joining(plain: Method) -> Method:

@@ -24,7 +24,9 @@ FLOATS = GRADIENT_BYTES // 4
 """Of the tensor that is reduced, and of each gradient."""
 
 
-_EXCHANGES = ("allgather", "allreduce", "alltoall", "barrier", "broadcast", "recv", "reducescatter", "send")
+_EXCHANGES = (
+    *("allgather", "allreduce", "alltoall", "barrier", "broadcast", "exchange_blocks", "recv", "reducescatter", "send"),
+)
 _COPIES = ("aten::copy_", "aten::cat", "aten::_foreach_copy_")
 """Operations of PyTorch that read one memory and write another; `clone` and `contiguous` call them."""
 

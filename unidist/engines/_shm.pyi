@@ -33,6 +33,22 @@ class Group:
         timeout_ns: int,
         /,
     ) -> int: ...
+    def cycle(
+        self,
+        own: int,
+        all_: int,
+        stride: int,
+        block: bytes,
+        source: int,
+        nbytes: int,
+        target: int,
+        count: int,
+        dtype: int,
+        op: int,
+        scale: float,
+        timeout_ns: int,
+        /,
+    ) -> bool | int: ...
     def drive(self, seq: int, timeout_ns: int, /) -> int: ...
     def failures(self) -> list[tuple[int, str]]: ...
     def missing(self) -> list[int]: ...

@@ -23,7 +23,7 @@ from unidist.communicator import (
     format_ranks,
     hash_ranks,
 )
-from unidist.communicator_capabilities import MakesSubgroups, SharedMemory, SharesMemory
+from unidist.communicator_capabilities import ExchangesBlocks, MakesSubgroups, SharedMemory, SharesMemory
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
@@ -47,7 +47,7 @@ _SPIN_NS = 100_000  # about what waking a sleeper costs, twice
 _OVERSUBSCRIBED_SPIN_NS = 2_000
 
 
-class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroups):
+class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroups, ExchangesBlocks):
     """One group of ranks over shared memory. Made by `ShmEngine.connect` and `split`."""
 
     def __init__(
@@ -152,6 +152,31 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
     @override
     def barrier(self) -> Work:
         return self._post(Opcode.BARRIER, _NOTHING, _NOTHING)
+
+    @override
+    def exchange_blocks(
+        self,
+        own: Buffer,
+        everyone: Buffer,
+        block: bytes,
+        source: Buffer | None = None,
+        target: Buffer | None = None,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+    ) -> bool:
+        if self._closed:
+            self.check_open()
+        if source is None or target is None:
+            data = (0, 0, 0, 0, 0)
+        else:
+            data = (source.address, source.nbytes, target.address, target.count, DTYPE_CODES[source.dtype])
+        places = (own.address, everyone.address, own.count)
+        number = self.group.cycle(*places, block, *data, OP_CODES[op], scale, min(self.timeout_ns, SLICE_NS))
+        if number is True or number is False:
+            return number
+        # It is not complete: another rank takes long, or something is the matter.
+        (CollectiveWork(self, number, Opcode.ALLGATHER) if number else self.allgather(own, everyone)).wait()
+        return False
 
     # Messages
 

@@ -18,13 +18,14 @@ class Scope:
 
     Attributes:
         submit: starts an operation, see `NamedOperations.submit`.
+        run: does one and waits for it, see `NamedOperations.run`.
         size: number of ranks.
         rank: of this process among them.
     """
 
     def __init__(self, operations: NamedOperations, ranks: Sequence[int]) -> None:
         self._operations = operations
-        self.submit = operations.submit
+        self.submit, self.run = operations.submit, operations.run
         self._ranks = ranks
         self._counters: dict[str, itertools.count[int]] = defaultdict(lambda: itertools.count(1))
         self.size, self.rank = operations.size, operations.rank

@@ -96,6 +96,11 @@ class Agreement:
         known = self._known.get(request.name)
         return known is not None and known.own == request.signature
 
+    def carrying(self, request: Request) -> bytes:
+        """Return the block that announces this request alone, with its data; b"" if there is none."""
+        known = self._known.get(request.name)
+        return known.carrying if known is not None and known.own == request.signature else b""
+
     def announce(self, requests: Sequence[Request]) -> CycleMessage:
         """Return the announcement of these newly submitted requests, or of as many as fit."""
         if len(requests) == 1:  # the latency of a loop that waits for each operation

@@ -11,6 +11,7 @@ import ctypes
 
 from unidist.algorithms import compiled_kernel
 from unidist.communicator import Communicator
+from unidist.communicator_capabilities import ExchangesBlocks
 from unidist.negotiation._wire import BLOCK_BYTES
 from unidist.negotiation.request import Request
 
@@ -35,6 +36,7 @@ class CycleBlocks:
         self._kernel = compiled_kernel() if communicator.capabilities.adds_in_rank_order else None
         self.room = CARRIED_BYTES if 1 < size <= MOST_RANKS and self._kernel is not None else 0
         self._communicator = communicator
+        self._at_once = communicator if isinstance(communicator, ExchangesBlocks) else None
         stride = BLOCK_BYTES + self.room
         memory = communicator.allocate(stride * (1 + size))
         self._own, self._all = memory.slice(0, stride), memory.slice(stride, stride * size)
@@ -43,23 +45,37 @@ class CycleBlocks:
         self._own_data = self._own.address + BLOCK_BYTES
         self._data = tuple(self._all.address + start + BLOCK_BYTES for start in self._starts)
 
-    def exchange(self, block: bytes, request: Request | None) -> list[bytes]:
-        """Send a block to all ranks, and return theirs. Collective.
+    def exchange(self, block: bytes, request: Request | None) -> list[bytes] | None:
+        """Send a block to all ranks, and return theirs, or None if all are this very one. Collective.
 
         Args:
             block: this rank's.
-            request: whose data goes with it; None: the room is sent as it is.
+            request: a known all-reduce, whose data goes with it; it is reduced if all blocks are equal. None: the room
+                is sent as it is.
         """
-        self._own_block[:] = block
-        if request is not None:
-            assert request.source.nbytes <= self.room, "the agreement has looked"
-            ctypes.memmove(self._own_data, request.source.address, request.source.nbytes)
-        self._communicator.allgather(self._own, self._all).wait()
+        if self._at_once is not None:
+            exchange, own, everyone = self._at_once.exchange_blocks, self._own, self._all
+            if request is None:
+                is_equal = exchange(own, everyone, block)
+            else:
+                is_equal = exchange(own, everyone, block, request.source, request.target, request.op, request.scale)
+            if is_equal:
+                return None
+        else:
+            self._own_block[:] = block
+            if request is not None:
+                assert request.source.nbytes <= self.room, "the agreement has looked"
+                ctypes.memmove(self._own_data, request.source.address, request.source.nbytes)
+            self._communicator.allgather(self._own, self._all).wait()
         view = self._view
-        return [view[start : start + BLOCK_BYTES].tobytes() for start in self._starts]
+        blocks = [view[start : start + BLOCK_BYTES].tobytes() for start in self._starts]
+        if blocks.count(block) < len(blocks):
+            return blocks
+        if request is not None:
+            self._reduce(request)
+        return None
 
-    def reduce(self, request: Request) -> None:
-        """Reduce the data that every rank has just sent, to the request's target."""
+    def _reduce(self, request: Request) -> None:
         kernel, target = self._kernel, request.target
         assert kernel is not None, "there is room"
         kernel.reduce(

@@ -85,6 +85,14 @@ class NamedOperations(ABC):
             PeerLostError: an earlier failure ended it; the same error again.
         """
 
+    def run(self, request: Request) -> None:
+        """Submit an operation, and return when it is complete. May be faster than the two calls; raises what they do.
+
+        Args:
+            request: what to do; of a kind whose result is its target.
+        """
+        self.submit(request).wait()
+
     @abstractmethod
     def join(self, serve: Callable[[str], None]) -> int:
         """Take part in the other ranks' all-reduces with zeros until every rank has joined; returns the last to join.

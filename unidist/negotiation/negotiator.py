@@ -44,6 +44,7 @@ from unidist.negotiation._wire import decode_block, decode_requests
 from unidist.negotiation.handle import Handle
 from unidist.negotiation.named import NamedOperations, NegotiationOptions
 from unidist.negotiation.request import OperationKind, Request
+from unidist.observation import running
 
 _JOIN_NAME = "<join>"
 _SHORTEST_PAUSE_SECONDS = 50e-6
@@ -150,6 +151,27 @@ class Negotiator(NamedOperations):
         return handle
 
     @override
+    def run(self, request: Request) -> None:
+        """Submit an operation and wait; where it is a small known one and the only one, in one exchange at once."""
+        block = self._agreement.carrying(request)
+        is_alone = bool(block) and self._recorder.timeline is None
+        if is_alone:
+            handle = Handle(self, request, background=False, timeout_seconds=self._timeout_seconds)
+            with self._mutex:
+                is_alone = not (self._pending or self._driving or self._agreement.waiting or self._failure)
+                if is_alone:
+                    self._pending[request.name] = handle
+                    self._driving = True
+        if not is_alone:
+            self.submit(request).wait()
+            return
+        with running(self.observed, handle, request):
+            self._drive(handle, block)
+            if handle.error is not None:
+                raise handle.error
+        self._recorder.waited_sec += time.monotonic() - handle.submitted
+
+    @override
     def moves(self, memory: str) -> bool:
         return memory == HOST or (self._devices is not None and self._devices.moves(memory))
 
@@ -214,12 +236,23 @@ class Negotiator(NamedOperations):
             self._drive(handle)
         self._recorder.waited_sec += time.monotonic() - began
 
-    def _drive(self, handle: Handle | None) -> None:
+    def _drive(self, handle: Handle | None, block: bytes = b"") -> None:
         """Run cycles until the operation has ended; None: until all background ones have.
 
         The caller has taken the role, and it is given back here.
+
+        Args:
+            handle: of the operation.
+            block: announces it with its data in a first cycle, if it is the only one, and settled.
         """
         try:
+            if block and handle is not None:
+                self._entered = handle.submitted
+                blocks = self._blocks.exchange(block, handle.request)
+                if blocks is None:
+                    self._complete([handle])
+                else:
+                    self._apply(*self._agree(blocks, self._agreement.announce([handle.request])))
             while self._num_background if handle is None else not handle.ended:
                 if not self._cycle():
                     self._pause()
@@ -291,23 +324,25 @@ class Negotiator(NamedOperations):
         if announcement.num_requests < len(new):
             with self._mutex:
                 self._new[:0] = new[announcement.num_requests :]
-        carried = new[0] if announcement.carrying and self._recorder.timeline is None else None
+        is_settled = not (announcement.requests or self._agreement.waiting)  # nothing is half agreed
+        carried = new[0] if announcement.carrying and is_settled and self._recorder.timeline is None else None
         block = announcement.block if carried is None else announcement.carrying
         if self._recorder.mark_cycles and self._recorder.timeline is not None:
             now = time.monotonic_ns()
             self._recorder.timeline.record("cycles", "CYCLE_START", now, now)
         self._entered = time.monotonic()
         blocks = self._blocks.exchange(block, None if carried is None else carried.request)
-        if blocks.count(block) == self.size and not announcement.requests and not self._agreement.waiting:
-            # The steady state: every rank announced the same known operations, and nothing else is half agreed.
+        if blocks is None and is_settled:
+            # The steady state: every rank announced the same known operations.
             operations: list[Operation] = list(zip(new, announcement.known, strict=False))
             if carried is not None:
-                self._blocks.reduce(carried.request)
-                self._complete(operations)
+                self._complete(new)
                 operations.clear()
-            progress = bool(new)
-        else:
-            operations, progress = self._agree(blocks, announcement)
+            return self._apply(operations, bool(new))
+        return self._apply(*self._agree(blocks or [block] * self.size, announcement))
+
+    def _apply(self, operations: Sequence[Operation], progress: bool) -> bool:
+        """Run what became ready in a cycle; returns whether any rank had anything new to say."""
         if operations:
             self._run(operations)
         if progress:
@@ -379,14 +414,14 @@ class Negotiator(NamedOperations):
         self._executing = operations
         self._entered = time.monotonic()
         for completed in self._execution.run(operations):
-            self._complete(completed)
+            self._complete([handle for handle, _ in completed])
         self._executing = ()
 
-    def _complete(self, operations: Sequence[Operation]) -> None:
+    def _complete(self, handles: Sequence[Handle]) -> None:
         """End the handles of operations that were run."""
         stood_in = []
         with self._mutex:
-            for handle, _ in operations:
+            for handle in handles:
                 if self._pending.get(handle.request.name) is handle:
                     self._finish(handle)
                 elif not handle.ended:

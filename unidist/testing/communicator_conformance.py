@@ -216,6 +216,10 @@ class CommunicatorConformance:
         self.run(size, groups.shared_memory_is_seen_by_all_and_written_to_by_each)
         self.run(size, groups.ranks_that_share_differing_amounts)
 
+    def test_blocks_are_exchanged_in_one_call(self, size: int) -> None:
+        if not all(self.run(size, groups.blocks_are_exchanged_in_one_call)):
+            pytest.skip(f"{self.engine} does not promise it")
+
     def test_random_programs_give_numpys_results(self, size: int, seed: int) -> None:
         self.run(size, _stress_cases.random_program, seed, 120)
 

@@ -11,7 +11,7 @@ from unidist.algorithms import scale_in_place
 from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op, allreduction, check_adasum, reducescattering, reduction_of
 from unidist.horovod_api.scope import Scope, scope_of
-from unidist.negotiation import NamedHandle, Request, reducescatter_rows
+from unidist.negotiation import Request, reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist_torch.memory import buffer_of
 from unidist_torch.operations import differentiable
@@ -304,17 +304,17 @@ def _grouped_allreduce(
 def _allreduce(
     tensor: torch.Tensor, target: torch.Tensor | None, name: str | None, reduction: Op, *choices: Any
 ) -> Handle:
-    """Start an all-reduce; see `_submit_allreduce`."""
-    started, output, copy_back, order = _submit_allreduce(tensor, target, name, reduction, *choices, background=True)
-    return Handle(started, lambda: output, copy_back, order=order)
+    """Start an all-reduce; see `_asked_allreduce`."""
+    scope, request, output, copy_back, order = _asked_allreduce(tensor, target, name, reduction, *choices)
+    return Handle(scope.submit(request, background=True), lambda: output, copy_back, order=order)
 
 
 def _allreduce_now(
     tensor: torch.Tensor, target: torch.Tensor | None, name: str | None, reduction: Op, *choices: Any
 ) -> torch.Tensor:
-    """Return the result of an all-reduce; see `_submit_allreduce`."""
-    started, output, copy_back, order = _submit_allreduce(tensor, target, name, reduction, *choices, background=False)
-    started.wait()
+    """Return the result of an all-reduce; see `_asked_allreduce`."""
+    scope, request, output, copy_back, order = _asked_allreduce(tensor, target, name, reduction, *choices)
+    scope.run(request)
     if order is not None:
         order.follow()
     if copy_back is not None:
@@ -322,7 +322,7 @@ def _allreduce_now(
     return output
 
 
-def _submit_allreduce(
+def _asked_allreduce(
     tensor: torch.Tensor,
     target: torch.Tensor | None,
     name: str | None,
@@ -330,14 +330,12 @@ def _submit_allreduce(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
-    *,
-    background: bool,
-) -> tuple[NamedHandle, torch.Tensor, Callable[[], object] | None, StreamOrder | None]:
-    """Start an all-reduce into `target`, which is None or the tensor itself.
+) -> tuple[Scope, Request, torch.Tensor, Callable[[], object] | None, StreamOrder | None]:
+    """Prepare an all-reduce into `target`, which is None or the tensor itself.
 
     Returns:
-        The operation, where its result is, and for `Handle` what puts it there if it was computed elsewhere, and the
-        order of an operation on a device.
+        Where it runs, the operation, where its result is, and for `Handle` what puts it there if it was computed
+        elsewhere, and the order of an operation on a device.
     """
     if reduction is Op.Adasum:
         check_adasum(reduction, process_set)
@@ -369,7 +367,7 @@ def _submit_allreduce(
         prescale=factor,
         order=order,
     )
-    return scope.submit(request, background=background), target, copy_back, order
+    return scope, request, target, copy_back, order
 
 
 def _reducescatter(

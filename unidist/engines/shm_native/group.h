@@ -22,6 +22,7 @@
 
 #define UD_RING 64        /* operations that may be under way at once; also descriptors kept for peers */
 #define UD_MESSAGES 64    /* point-to-point messages under way per pair */
+#define UD_CYCLE_RANKS 64 /* at most, whose data is reduced in a cycle */
 #define UD_NO_OFFSET (-1) /* memory that is not engine memory */
 #define UD_REASON 240
 
@@ -158,6 +159,20 @@ int ud_enter(ud_group *group); /* whether the group is open; if so, ud_leave fol
 void ud_leave(ud_group *group);
 void ud_close(ud_group *group); /* once; waits until every other call has ended, with UD_CLOSED */
 int ud_is_closing(ud_group *group);
+
+typedef struct { /* blocks that all ranks exchange, each with data behind it that may be reduced */
+    char *own;         /* one block and its data: `stride` bytes */
+    char *all;         /* those of every rank, by rank */
+    size_t block_bytes, stride;
+    char *target;      /* of the reduction; NULL: nothing is reduced */
+    uint64_t count;
+    uint8_t dtype, redop;
+    double scale;
+} ud_cycle;
+
+/* cycle.c */
+int ud_exchange_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame);
+int ud_conclude_cycle(ud_group *group, const ud_cycle *cycle); /* whether all blocks are equal: the data is reduced then */
 
 /* collectives.c */
 size_t ud_slot_bytes(int size, size_t small_bytes, size_t window_bytes);

@@ -158,6 +158,40 @@ static PyObject *group_drive(GroupObject *self, PyObject *args) {
     return outcome(status, &blame, 0);
 }
 
+/* Returns whether all blocks are equal; or the number of an all-gather that is not complete, 0 if it was not posted. */
+static PyObject *group_cycle(GroupObject *self, PyObject *args) {
+    unsigned long long own, all, source, target;
+    const char *block;
+    Py_ssize_t block_bytes, stride, nbytes;
+    ud_cycle cycle;
+    int dtype, redop;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "KKny#KnKKiidL", &own, &all, &stride, &block, &block_bytes, &source, &nbytes, &target,
+                          &cycle.count, &dtype, &redop, &cycle.scale, &timeout_ns))
+        return NULL;
+    ud_group *group = self->group;
+    if (nbytes < 0 || block_bytes + nbytes > stride || (target && group->size > UD_CYCLE_RANKS)) {
+        PyErr_SetString(PyExc_ValueError, "there is no room for the data");
+        return NULL;
+    }
+    cycle.own = (char *)(uintptr_t)own, cycle.all = (char *)(uintptr_t)all, cycle.target = (char *)(uintptr_t)target;
+    cycle.block_bytes = (size_t)block_bytes, cycle.stride = (size_t)stride;
+    cycle.dtype = (uint8_t)dtype, cycle.redop = (uint8_t)redop;
+    ud_blame blame = {group->rank};
+    uint64_t number = 0;
+    int status = UD_CLOSED, is_equal = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    if (ud_enter(group)) {
+        memcpy(cycle.own, block, cycle.block_bytes);
+        if (nbytes) memcpy(cycle.own + cycle.block_bytes, (const char *)(uintptr_t)source, (size_t)nbytes);
+        status = ud_exchange_blocks(group, &cycle, deadline_after(timeout_ns), &number, &blame);
+        if (status == UD_OK) is_equal = ud_conclude_cycle(group, &cycle);
+        ud_leave(group);
+    }
+    Py_END_ALLOW_THREADS;
+    return status == UD_OK ? PyBool_FromLong(is_equal) : PyLong_FromUnsignedLongLong(number);
+}
+
 static PyObject *group_failures(GroupObject *self, PyObject *unused) {
     (void)unused;
     ud_group *group = self->group;
@@ -330,6 +364,7 @@ static PyObject *group_all_closed(GroupObject *self, PyObject *unused) {
 static PyMethodDef group_methods[] = {
     {"post", (PyCFunction)group_post, METH_VARARGS, "Post a collective; returns its number."},
     {"drive", (PyCFunction)group_drive, METH_VARARGS, "Complete all collectives up to a number, or try to (timeout 0)."},
+    {"cycle", (PyCFunction)group_cycle, METH_VARARGS, "Gather blocks, and reduce the data behind them if all are equal."},
     {"failures", (PyCFunction)group_failures, METH_NOARGS, "Take the (number, text) of collectives that did not agree."},
     {"missing", (PyCFunction)group_missing, METH_NOARGS, "Ranks that have not come to the oldest pending collective."},
     {"send", (PyCFunction)group_send, METH_VARARGS, "Queue a message; (its number, whether the receiver can see it)."},

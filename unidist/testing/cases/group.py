@@ -10,7 +10,7 @@ import pytest
 
 from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp
-from unidist.communicator_capabilities import SharesMemory
+from unidist.communicator_capabilities import ExchangesBlocks, SharesMemory
 from unidist.errors import MismatchError, UsageError
 from unidist.testing.cases._arrays import array_of, buffer_of
 from unidist.testing.cases._placing import place
@@ -143,6 +143,45 @@ def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Commu
     array_of(kept)[:] = 7
     part.close()
     assert (array_of(kept) == 7).all()
+
+
+def blocks_are_exchanged_in_one_call(communicator: Communicator) -> bool:
+    """Equal blocks come with the reduction of what is behind them, others as an all-gather, whoever waits how long.
+
+    Asked of communicators with the capability `ExchangesBlocks`; returns whether this is one.
+    """
+    if not isinstance(communicator, ExchangesBlocks):
+        return False
+    rank, size = communicator.rank, communicator.size
+    block_bytes, stride = 24, 24 + 64
+    memory = communicator.allocate(stride * (size + 1))
+    own, everyone = memory.slice(0, stride), memory.slice(stride, stride * size)
+    for step in range(6):
+        is_late, differs, is_plain = step == 2 and rank == size - 1, step == 3, step == 4 and rank == 0
+        block = bytes([step, rank if differs else 0]).ljust(block_bytes, b"-")
+        values = np.arange(8.0) + rank + step
+        result = np.zeros(8)
+        if is_late:
+            time.sleep(0.5)
+        if is_plain:  # by the other way
+            array_of(own)[:] = np.frombuffer(block + values.tobytes(), np.uint8)
+            communicator.allgather(own, everyone).wait()
+        else:
+            source, target = Buffer.of(values), Buffer.of(result)
+            is_equal = communicator.exchange_blocks(own, everyone, block, source, target, scale=0.5)
+            assert not (is_equal and differs and size > 1)
+            assert is_equal or differs or step == 2, f"step {step} on rank {rank}"
+            if is_equal:
+                assert (result == 0.5 * sum(np.arange(8.0) + each + step for each in range(size))).all()
+        for each, found in enumerate(array_of(everyone).reshape(size, stride)):
+            assert found[:2].tolist() == [step, each if differs else 0]
+            assert (np.frombuffer(found[block_bytes:].tobytes()) == np.arange(8.0) + each + step).all()
+        communicator.barrier().wait()
+    if size > 1 and communicator.capabilities.detects_mismatch:
+        with pytest.raises(MismatchError, match="agree"):
+            _ = communicator.exchange_blocks(own, everyone, block) if rank else communicator.barrier().wait()
+    assert communicator.exchange_blocks(own, everyone, b"alone".ljust(block_bytes))
+    return True
 
 
 def shared_memory_is_seen_by_all_and_written_to_by_each(communicator: Communicator) -> None:

@@ -1,0 +1,45 @@
+/* A cycle of named operations in one call: an all-gather of blocks, and what is done if all are equal. */
+#include "group.h"
+
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Posts the all-gather as `post` would, so that the other ranks may come to it by either way, and drives it. *number
+ * stays 0 if nothing was posted. UD_MISMATCH: look at the failures. */
+int ud_exchange_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame) {
+    ud_op op = {.opcode = UD_ALLGATHER, .dtype = UD_UINT8, .redop = UD_SUM, .scale = 1.0, .count = cycle->stride,
+                .source = cycle->own, .target = cycle->all};
+    op.counts = malloc((size_t)group->size * sizeof *op.counts);
+    if (!op.counts) return UD_PENDING;
+    for (int i = 0; i < group->size; i++) op.counts[i] = cycle->stride;
+    pthread_mutex_lock(&group->post_mutex);
+    int status = ud_post(group, &op, deadline, blame);
+    if (status == UD_OK) *number = group->posted;
+    pthread_mutex_unlock(&group->post_mutex);
+    if (status != UD_OK) {
+        ud_free_op(&op);
+        return status;
+    }
+    pthread_mutex_lock(&group->mutex);
+    status = ud_drive(group, *number, deadline, blame);
+    pthread_mutex_unlock(&group->mutex);
+    ud_deactivate_if_idle(group);
+    pthread_mutex_lock(&group->failure_mutex);
+    int has_failed = group->failures != NULL;
+    pthread_mutex_unlock(&group->failure_mutex);
+    return status == UD_OK && has_failed ? UD_MISMATCH : status;
+}
+
+int ud_conclude_cycle(ud_group *group, const ud_cycle *cycle) {
+    const char *sources[UD_CYCLE_RANKS];
+    for (int m = 0; m < group->size; m++) {
+        const char *block = cycle->all + (size_t)m * cycle->stride;
+        if (memcmp(block, cycle->own, cycle->block_bytes)) return 0;
+        if (cycle->target) sources[m] = block + cycle->block_bytes;
+    }
+    char *target = cycle->target;
+    if (target) ud_reduce(&target, 1, sources, group->size, cycle->count, cycle->dtype, cycle->redop, cycle->scale, 0);
+    return 1;
+}
