@@ -34,6 +34,9 @@ def lazy_imports(module: str, names: Mapping[str, str]) -> Callable[[str], objec
             this package.
     """
     sources = {name: source for source, listed in names.items() for name in listed.split()}
+    # Python gives a submodule that is imported to its package as an attribute, in place of what is called like it.
+    hidden = [name for name, source in sources.items() if source.partition(":")[0] == f"{module}.{name}"]
+    assert not hidden, f"{module}: a name cannot be that of the submodule that defines it: {', '.join(hidden)}"
 
     def get(name: str) -> object:
         if name not in sources:

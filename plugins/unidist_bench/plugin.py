@@ -11,5 +11,5 @@ from unidist_launch.command_spec import CommandSpec
 def unidist_register_commands(registry: Registry[CommandSpec]) -> None:
     """Register `unidist bench`."""
     registry.add(
-        CommandSpec("bench", "unidist_bench.command.bench:bench", "Measure latency and bandwidth of collectives.")
+        CommandSpec("bench", "unidist_bench.command.measure:bench", "Measure latency and bandwidth of collectives.")
     )

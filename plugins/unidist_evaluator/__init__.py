@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist_evaluator.evaluations import Evaluation, evaluations
+    from unidist_evaluator.evaluation import Evaluation, evaluations
     from unidist_evaluator.series import CheckpointSeries, FinishedCheckpoint
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "evaluations": "Evaluation evaluations",
+        "evaluation": "Evaluation evaluations",
         "series": "CheckpointSeries FinishedCheckpoint",
     },
 )

@@ -11,7 +11,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.commands.arguments import check_launch, launch_parameters
-    from unidist_launch.commands.job_command import job_command, run_program
+    from unidist_launch.commands.job_commands import job_command, run_program
 
 __all__ = [
     "check_launch", "job_command", "launch_parameters", "run_program",
@@ -21,6 +21,6 @@ __getattr__ = lazy_names(
     __name__,
     {
         "arguments": "check_launch launch_parameters",
-        "job_command": "job_command run_program",
+        "job_commands": "job_command run_program",
     },
 )

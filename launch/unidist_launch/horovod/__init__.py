@@ -12,7 +12,7 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist_launch.horovod.arguments import translated
-    from unidist_launch.horovod.run import run
+    from unidist_launch.horovod.call import run
 
 __all__ = [
     "run", "translated",
@@ -22,6 +22,6 @@ __getattr__ = lazy_names(
     __name__,
     {
         "arguments": "translated",
-        "run": "run",
+        "call": "run",
     },
 )

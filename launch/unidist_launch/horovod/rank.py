@@ -9,7 +9,7 @@ from pathlib import Path
 
 from unidist.jobs.pool import answer
 from unidist.runtime import context
-from unidist_launch.horovod.run import CALL, REPLIES
+from unidist_launch.horovod.call import CALL, REPLIES
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from unidist_bench.command.bench import bench
+    from unidist_bench.command.measure import bench
 
 __all__ = [
     "bench",
@@ -19,6 +19,6 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "bench": "bench",
+        "measure": "bench",
     },
 )

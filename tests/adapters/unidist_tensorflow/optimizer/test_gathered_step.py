@@ -76,6 +76,6 @@ def test_a_gradient_that_is_sparse_on_some_ranks_only_is_an_error_on_all() -> No
 def test_an_elastic_job_is_refused() -> None:
     variable = keras.Variable(WHOLE[:3], name="matrix")
     cut = CutVariable(variable, Placement("matrix", (5, 4), ((0, 3), (0, 4))), "tensor")
-    update: Any = SimpleNamespace(context=SimpleNamespace(is_elastic=True))
+    update: Any = SimpleNamespace(context=SimpleNamespace(is_elastic=True), options=SimpleNamespace(precision=None))
     with pytest.raises(ConfigurationError, match=r"Muon looks at whole tensors, and 'matrix' is cut .* elastic job"):
         GatheredStep(None, keras.optimizers.Muon, update, [cut])
