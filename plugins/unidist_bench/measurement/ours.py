@@ -66,7 +66,7 @@ class CommunicatorSide(Side):
 
 
 class NamedSide(Side):
-    """Named operations: a request is made, submitted and waited for each time, as adapters do.
+    """Named operations: a request is made and run each time, as adapters do.
 
     Args:
         operations: over all ranks.
@@ -77,8 +77,8 @@ class NamedSide(Side):
 
     @override
     def operation(self, call: MeasuredCall) -> Callable[[], object]:
-        make, submit = self._request(call), self._operations.submit
-        return lambda: submit(make()).wait()
+        make, run = self._request(call), self._operations.run
+        return lambda: run(make())
 
     def _request(self, call: MeasuredCall) -> Callable[[], Request]:
         source, target = call.source, call.target
