@@ -153,16 +153,17 @@ class Negotiator(NamedOperations):
     @override
     def run(self, request: Request) -> None:
         """Submit an operation and wait; where it is a small known one and the only one, in one exchange at once."""
-        block = self._agreement.carrying(request)
-        is_alone = bool(block) and self._recorder.timeline is None
-        if is_alone:
-            handle = Handle(self, request, background=False, timeout_seconds=self._timeout_seconds)
-            with self._mutex:
-                is_alone = not (self._pending or self._driving or self._agreement.waiting or self._failure)
-                if is_alone:
-                    self._pending[request.name] = handle
-                    self._driving = True
-        if not is_alone:
+        block = b""
+        with self._mutex:  # while nobody drives, the tables stay as they are
+            if not (self._pending or self._driving or self._agreement.waiting or self._failure):
+                block = self._agreement.carrying(request)
+            if block and self._recorder.timeline is None:
+                handle = Handle(self, request, background=False, timeout_seconds=self._timeout_seconds)
+                self._pending[request.name] = handle
+                self._driving = True
+            else:
+                handle = None
+        if handle is None:
             self.submit(request).wait()
             return
         with running(self.observed, handle, request):
