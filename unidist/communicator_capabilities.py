@@ -2,7 +2,7 @@
 
 `SharesMemory`: its ranks, all on one host, can map the same memory; without it, copies have to be sent.
 `MakesSubgroups`: some of its ranks can form a group while the others do something else.
-`ExchangesBlocks`: a cycle of named operations takes it one call.
+`ExchangesBlocks`: it does a cycle of named operations in one call.
 """
 
 from __future__ import annotations

@@ -175,7 +175,11 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         if number is True or number is False:
             return number
         # It is not complete: another rank takes long, or something is the matter.
-        (CollectiveWork(self, number, Opcode.ALLGATHER) if number else self.allgather(own, everyone)).wait()
+        if number:
+            work: Work = CollectiveWork(self, number, Opcode.ALLGATHER)
+        else:
+            work = self._post(Opcode.ALLGATHER, own, everyone, counts=self._counts(None, everyone.count))
+        work.wait()
         return False
 
     # Messages

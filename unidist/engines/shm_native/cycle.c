@@ -6,9 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Posts the all-gather as `post` would, so that the other ranks may come to it by either way, and drives it. *number
- * stays 0 if nothing was posted. UD_MISMATCH: look at the failures. */
-int ud_exchange_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame) {
+/* Posts the all-gather as `post` would, so that the other ranks may come to it by either way. */
+int ud_post_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame) {
     ud_op op = {.opcode = UD_ALLGATHER, .dtype = UD_UINT8, .redop = UD_SUM, .scale = 1.0, .count = cycle->stride,
                 .source = cycle->own, .target = cycle->all};
     op.counts = malloc((size_t)group->size * sizeof *op.counts);
@@ -18,21 +17,15 @@ int ud_exchange_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline,
     int status = ud_post(group, &op, deadline, blame);
     if (status == UD_OK) *number = group->posted;
     pthread_mutex_unlock(&group->post_mutex);
-    if (status != UD_OK) {
-        ud_free_op(&op);
-        return status;
-    }
-    pthread_mutex_lock(&group->mutex);
-    status = ud_drive(group, *number, deadline, blame);
-    pthread_mutex_unlock(&group->mutex);
-    ud_deactivate_if_idle(group);
-    pthread_mutex_lock(&group->failure_mutex);
-    int has_failed = group->failures != NULL;
-    pthread_mutex_unlock(&group->failure_mutex);
-    return status == UD_OK && has_failed ? UD_MISMATCH : status;
+    if (status != UD_OK) ud_free_op(&op);
+    return status;
 }
 
 int ud_conclude_cycle(ud_group *group, const ud_cycle *cycle) {
+    pthread_mutex_lock(&group->failure_mutex);
+    int has_failed = group->failures != NULL;
+    pthread_mutex_unlock(&group->failure_mutex);
+    if (has_failed) return -1;
     const char *sources[UD_CYCLE_RANKS];
     for (int m = 0; m < group->size; m++) {
         const char *block = cycle->all + (size_t)m * cycle->stride;

@@ -171,8 +171,9 @@ typedef struct { /* blocks that all ranks exchange, each with data behind it tha
 } ud_cycle;
 
 /* cycle.c */
-int ud_exchange_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame);
-int ud_conclude_cycle(ud_group *group, const ud_cycle *cycle); /* whether all blocks are equal: the data is reduced then */
+int ud_post_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame);
+/* Whether all blocks are equal, so that the data is reduced; -1: an operation has failed, perhaps this one. */
+int ud_conclude_cycle(ud_group *group, const ud_cycle *cycle);
 
 /* collectives.c */
 size_t ud_slot_bytes(int size, size_t small_bytes, size_t window_bytes);

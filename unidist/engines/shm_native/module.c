@@ -184,12 +184,13 @@ static PyObject *group_cycle(GroupObject *self, PyObject *args) {
     if (ud_enter(group)) {
         memcpy(cycle.own, block, cycle.block_bytes);
         if (nbytes) memcpy(cycle.own + cycle.block_bytes, (const char *)(uintptr_t)source, (size_t)nbytes);
-        status = ud_exchange_blocks(group, &cycle, deadline_after(timeout_ns), &number, &blame);
+        status = ud_post_blocks(group, &cycle, deadline_after(timeout_ns), &number, &blame);
+        if (status == UD_OK) status = drive(group, number, timeout_ns, &blame);
         if (status == UD_OK) is_equal = ud_conclude_cycle(group, &cycle);
         ud_leave(group);
     }
     Py_END_ALLOW_THREADS;
-    return status == UD_OK ? PyBool_FromLong(is_equal) : PyLong_FromUnsignedLongLong(number);
+    return status == UD_OK && is_equal >= 0 ? PyBool_FromLong(is_equal) : PyLong_FromUnsignedLongLong(number);
 }
 
 static PyObject *group_failures(GroupObject *self, PyObject *unused) {

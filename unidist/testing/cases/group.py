@@ -146,7 +146,7 @@ def allocated_memory_is_zeroed_and_outlives_the_communicator(communicator: Commu
 
 
 def blocks_are_exchanged_in_one_call(communicator: Communicator) -> bool:
-    """Equal blocks come with the reduction of what is behind them, others as an all-gather, whoever waits how long.
+    """If all blocks are equal, the data behind them is reduced; if not, it is gathered. One rank may be late.
 
     Asked of communicators with the capability `ExchangesBlocks`; returns whether this is one.
     """
