@@ -62,7 +62,7 @@ def test_a_step_reports_its_loss_and_its_samples(two: PartOfPool) -> None:
             step = ud.TrainStep(_loss, _params(0), optax.sgd(0.05))
             loss = [step(*batch).item() for batch in _batches(3, ud.rank(), 2)][-1]
             told = context.current().progress
-            return loss, (told._values, told._num_samples, told._num_steps)
+            return loss, (told._values, told.samples, told._num_steps)
 
     for loss, told in two.run(on_rank):
         assert told == ({"loss": loss}, 6, 3)
