@@ -1,7 +1,7 @@
-"""Operations on arrays: each function submits requests and returns an object to wait for them. None of them blocks.
+"""Operations on arrays: each function prepares one, and returns an object that starts it and waits for it.
 
 The same functions serve eager code and compiled programs. Requests are submitted in the foreground: the thread that
-waits moves them, so no operation pays for a switch to a background thread.
+waits moves them, so no operation pays for a switch to a background thread. Who waits at once need not start them.
 
 Results are written to new memory, or to that of the argument `outputs`: programs that were compiled for fixed shapes
 have it ready. There an all-gather or all-to-all whose result has other rows is an OperationError.
@@ -10,7 +10,7 @@ have it ready. There an all-gather or all-to-all whose result has other rows is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -25,48 +25,64 @@ from unidist.runtime import context
 from unidist_arrays.memory import Array, address_of, buffer_of_array, empty_array
 
 __all__ = [
-    "PendingCall",
-    "PendingOperations",
-    "Start",
+    "Prepare",
+    "PreparedCall",
+    "PreparedOperations",
     "allreduce_requests",
     "names_of_group",
-    "start_allgather",
-    "start_allreduce",
-    "start_alltoall",
-    "start_barrier",
-    "start_broadcast",
-    "start_join",
-    "start_receive",
-    "start_reducescatter",
-    "start_send",
+    "prepare_allgather",
+    "prepare_allreduce",
+    "prepare_alltoall",
+    "prepare_barrier",
+    "prepare_broadcast",
+    "prepare_join",
+    "prepare_receive",
+    "prepare_reducescatter",
+    "prepare_send",
 ]
 
 
-class PendingOperations:
-    """Operations under way.
+class PreparedOperations:
+    """Operations that one call of a script asks for.
 
     Args:
-        handles: of each.
+        scope: the ranks that take part.
+        requests: of each operation.
         collect: makes the results, when all have ended.
         inputs: kept alive until then.
     """
 
     def __init__(
-        self, handles: Sequence[NamedHandle], collect: Callable[[], list[Array]], inputs: Sequence[Array] = ()
+        self,
+        scope: Scope,
+        requests: Sequence[Request],
+        collect: Callable[[], list[Array]],
+        inputs: Sequence[Array] = (),
     ) -> None:
-        self._handles = handles
+        self._scope = scope
+        self._requests = requests
         self._collect = collect
         self._inputs = inputs
+        self._handles: list[NamedHandle] = []
 
     @property
     def rows(self) -> list[tuple[int, ...]]:
         """How many rows came from each rank, by operation, once all have ended: of all-gathers and all-to-alls."""
         return [handle.rows for handle in self._handles]
 
+    def start(self) -> Self:
+        """Submit all; if one is refused, those before it end with the failure of the other ranks."""
+        for request in self._requests:
+            self._handles.append(self._scope.submit(request, background=False))
+        return self
+
     def wait(self) -> list[Array]:
         """Return the results; every operation has ended then. Raises the first error."""
+        if not self._handles and len(self._requests) == 1 and self._requests[0].allocate_output is None:
+            self._scope.run(self._requests[0])
+            return self._collect()
         error: BaseException | None = None
-        for handle in self._handles:
+        for handle in self._handles or self.start()._handles:
             try:
                 handle.wait()
             except Exception as exc:  # the others use memory that must not go away before they have ended
@@ -81,7 +97,7 @@ def names_of_group(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name}.{index}" for index in range(count)]
 
 
-def start_allreduce(
+def prepare_allreduce(
     arrays: Sequence[Array],
     name: str,
     *,
@@ -90,15 +106,15 @@ def start_allreduce(
     postscale: float,
     process_set: ProcessSet,
     outputs: Sequence[Array] | None = None,
-) -> PendingOperations:
-    """Start the all-reduces of several arrays; the engine fuses small ones."""
+) -> PreparedOperations:
+    """Prepare the all-reduces of several arrays; the engine fuses small ones."""
     scope = scope_of(process_set)
     results = list(outputs) if outputs is not None else [empty_array(array.shape, array.dtype) for array in arrays]
     arrays = [_scaled(array, prescale) for array in arrays]
     requests = allreduce_requests(
         arrays, results, name, op=op, prescale=prescale, postscale=postscale, process_set=process_set
     )
-    return PendingOperations(_submit(scope, requests), lambda: results, arrays)
+    return PreparedOperations(scope, requests, lambda: results, arrays)
 
 
 def allreduce_requests(
@@ -135,7 +151,7 @@ def allreduce_requests(
     ]
 
 
-def start_reducescatter(
+def prepare_reducescatter(
     arrays: Sequence[Array],
     name: str,
     *,
@@ -144,8 +160,8 @@ def start_reducescatter(
     postscale: float,
     process_set: ProcessSet,
     outputs: Sequence[Array] | None = None,
-) -> PendingOperations:
-    """Start the reduce-scatters of several arrays."""
+) -> PreparedOperations:
+    """Prepare the reduce-scatters of several arrays."""
     scope = scope_of(process_set)
     asked = reducescattering(op, prescale=prescale, postscale=postscale, size=scope.size)
     if any(not array.ndim for array in arrays):
@@ -163,13 +179,13 @@ def start_reducescatter(
         )
         for each, array, output in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
     ]
-    return PendingOperations(_submit(scope, requests), lambda: results, arrays)
+    return PreparedOperations(scope, requests, lambda: results, arrays)
 
 
-def start_allgather(
+def prepare_allgather(
     arrays: Sequence[Array], name: str, *, process_set: ProcessSet, outputs: Sequence[Array] | None = None
-) -> PendingOperations:
-    """Start the all-gathers of several arrays; a scalar counts as one row."""
+) -> PreparedOperations:
+    """Prepare the all-gathers of several arrays; a scalar counts as one row."""
     scope = scope_of(process_set)
     arrays = [array if array.ndim else array.reshape(1) for array in arrays]
     given: Sequence[Array | None] = outputs or [None] * len(arrays)
@@ -184,18 +200,18 @@ def start_allgather(
         )
         for each, array, result in zip(names_of_group(name, len(arrays)), arrays, results, strict=True)
     ]
-    return PendingOperations(_submit(scope, requests), lambda: [result.array(name) for result in results], arrays)
+    return PreparedOperations(scope, requests, lambda: [result.array(name) for result in results], arrays)
 
 
-def start_broadcast(
+def prepare_broadcast(
     arrays: Sequence[Array],
     name: str,
     *,
     root_rank: int,
     process_set: ProcessSet,
     outputs: Sequence[Array] | None = None,
-) -> PendingOperations:
-    """Start the broadcasts of several arrays of rank `root_rank`, a world rank."""
+) -> PreparedOperations:
+    """Prepare the broadcasts of several arrays of rank `root_rank`, a world rank."""
     scope = scope_of(process_set)
     root = scope.root(root_rank)
     results = list(outputs) if outputs is not None else [empty_array(array.shape, array.dtype) for array in arrays]
@@ -207,13 +223,13 @@ def start_broadcast(
         Request(each, OperationKind.BROADCAST, target=buffer_of_array(output), shape=output.shape, root=root)
         for each, output in zip(names_of_group(name, len(arrays)), results, strict=True)
     ]
-    return PendingOperations(_submit(scope, requests), lambda: results)
+    return PreparedOperations(scope, requests, lambda: results)
 
 
-def start_alltoall(
+def prepare_alltoall(
     arrays: Sequence[Array], name: str, *, process_set: ProcessSet, outputs: Sequence[Array] | None = None
-) -> PendingOperations:
-    """Start an all-to-all of `arrays[0]`; `arrays[1]`, where given, has the rows for each rank.
+) -> PreparedOperations:
+    """Prepare an all-to-all of `arrays[0]`; `arrays[1]`, where given, has the rows for each rank.
 
     Its results are the rows received, and how many came from each rank, `(size,)` int32.
     """
@@ -240,24 +256,24 @@ def start_alltoall(
         splits=splits,
         allocate_output=result.allocate,
     )
-    [handle] = _submit(scope, [request])
 
     def collect() -> list[Array]:
         received = outputs[1] if outputs else empty_array((scope.size,), np.dtype(np.int32))
-        received[:] = handle.rows
+        received[:] = prepared.rows[0]
         return [result.array(name), received]
 
-    return PendingOperations([handle], collect, arrays)
+    prepared = PreparedOperations(scope, [request], collect, arrays)
+    return prepared
 
 
-def start_barrier(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> PendingOperations:
-    """Start a barrier; it has no results."""
+def prepare_barrier(arrays: Sequence[Array], name: str, *, process_set: ProcessSet) -> PreparedOperations:
+    """Prepare a barrier; it has no results."""
     del arrays  # there are none
-    return PendingOperations(_submit(scope_of(process_set), [Request(name, OperationKind.BARRIER)]), list)
+    return PreparedOperations(scope_of(process_set), [Request(name, OperationKind.BARRIER)], list)
 
 
-class PendingCall:
-    """An operation that blocks from start to end, so it only starts when somebody waits for it.
+class PreparedCall:
+    """An operation that blocks from start to end, so it starts when somebody waits for it.
 
     Args:
         call: returns the results.
@@ -266,18 +282,22 @@ class PendingCall:
     def __init__(self, call: Callable[[], list[Array]]) -> None:
         self._call = call
 
+    def start(self) -> Self:
+        """Do nothing yet."""
+        return self
+
     def wait(self) -> list[Array]:
         """Return the results."""
         return self._call()
 
 
-def start_join(arrays: Sequence[Array], name: str) -> PendingCall:
+def prepare_join(arrays: Sequence[Array], name: str) -> PreparedCall:
     """Prepare a join; its result is the rank that joined last, an int32 scalar."""
     del arrays, name  # a join has none
-    return PendingCall(lambda: [_int32(context.current().join())])
+    return PreparedCall(lambda: [_int32(context.current().join())])
 
 
-def start_send(arrays: Sequence[Array], name: str, *, to: int) -> PendingCall:
+def prepare_send(arrays: Sequence[Array], name: str, *, to: int) -> PreparedCall:
     """Prepare a message to a rank; it has no results."""
     del name  # messages are matched by their order
 
@@ -285,12 +305,12 @@ def start_send(arrays: Sequence[Array], name: str, *, to: int) -> PendingCall:
         context.current().world.send(buffer_of_array(arrays[0]), to=to).wait()
         return []
 
-    return PendingCall(call)
+    return PreparedCall(call)
 
 
-def start_receive(
+def prepare_receive(
     arrays: Sequence[Array], name: str, *, source: int, outputs: Sequence[Array] | None = None
-) -> PendingCall:
+) -> PreparedCall:
     """Prepare to receive a message of the size and dtype of `arrays[0]` from a rank."""
     del name  # messages are matched by their order
 
@@ -299,18 +319,13 @@ def start_receive(
         context.current().world.recv(buffer_of_array(output), source=source).wait()
         return [output]
 
-    return PendingCall(call)
+    return PreparedCall(call)
 
 
 def _int32(value: int) -> Array:
     made = empty_array((), np.dtype(np.int32))
     made[...] = value
     return made
-
-
-def _submit(scope: Scope, requests: Sequence[Request]) -> list[NamedHandle]:
-    """Submit all; if one is refused, those before it end with the failure of the other ranks."""
-    return [scope.submit(request, background=False) for request in requests]
 
 
 def _scaled(array: Array, factor: float) -> Array:
@@ -357,5 +372,5 @@ class _Rows:
         return self._made
 
 
-Start = Callable[[Sequence[Any], str], PendingOperations | PendingCall]
+Prepare = Callable[[Sequence[Any], str], PreparedOperations | PreparedCall]
 """Starts operations on arrays under a name; one of the functions above with its options bound."""

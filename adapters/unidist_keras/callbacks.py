@@ -15,7 +15,7 @@ from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation.process_sets import global_process_set
 from unidist.runtime import context
 from unidist_arrays.memory import Array
-from unidist_arrays.operations import start_allreduce
+from unidist_arrays.operations import prepare_allreduce
 
 if TYPE_CHECKING:
     Callback: Any = object  # what these classes are mixed into
@@ -58,7 +58,7 @@ class AveragesMetrics(Callback):
 
     def _means(self, values: Sequence[Array], name: str) -> Sequence[Any]:
         """Return the means of `()` float64 values over the ranks. Collective."""
-        return start_allreduce(
+        return prepare_allreduce(
             values, name, op=Op.Average, prescale=1.0, postscale=1.0, process_set=global_process_set
         ).wait()
 

@@ -62,6 +62,22 @@ class Group:
         counts2: tuple[int, ...] | None,
         /,
     ) -> Operation: ...
+    def cycle(
+        self,
+        own: int,
+        everyone: int,
+        stride: int,
+        block: bytes,
+        source: int,
+        source_bytes: int,
+        target: int,
+        count: int,
+        dtype: int,
+        redop: int,
+        scale: float,
+        timeout_ns: int,
+        /,
+    ) -> bool | Operation: ...
     def message(self, is_send: bool, peer: int, address: int, nbytes: int, /) -> Operation: ...
     def failure(self) -> tuple[int, int, str] | None: ...
     def missing(self) -> list[int]: ...

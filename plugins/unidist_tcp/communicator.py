@@ -26,11 +26,11 @@ from unidist.communicator import (
     format_ranks,
     hash_ranks,
 )
-from unidist.communicator_capabilities import MakesSubgroups
+from unidist.communicator_capabilities import ExchangesBlocks, MakesSubgroups
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
 from unidist.rendezvous import Rendezvous
 from unidist_tcp import _tcp
-from unidist_tcp.works import DTYPE_CODES, OP_CODES, Opcode, Status, TcpWork, nanoseconds
+from unidist_tcp.works import DTYPE_CODES, OP_CODES, SLICE_NS, Opcode, Status, TcpWork, nanoseconds
 
 if TYPE_CHECKING:
     from unidist_tcp.connecting import Lane
@@ -94,7 +94,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
+class TcpCommunicator(Communicator, ReportsArrivals, ExchangesBlocks, MakesSubgroups):
     """One group of ranks over TCP. Made by `TcpEngine.connect` and `split`.
 
     Args:
@@ -181,6 +181,30 @@ class TcpCommunicator(Communicator, ReportsArrivals, MakesSubgroups):
     @override
     def barrier(self) -> Work:
         return self._post(Opcode.BARRIER, _NOTHING, _NOTHING)
+
+    @override
+    def exchange_blocks(
+        self,
+        own: Buffer,
+        everyone: Buffer,
+        block: bytes,
+        source: Buffer | None = None,
+        target: Buffer | None = None,
+        op: ReduceOp = ReduceOp.SUM,
+        scale: float = 1.0,
+    ) -> bool:
+        self._check_open("allgather")
+        if source is None or target is None:
+            data = (0, 0, 0, 0, 0)
+        else:
+            data = (source.address, source.nbytes, target.address, target.count, DTYPE_CODES[source.dtype])
+        places = (own.address, everyone.address, own.count)
+        ended = self._group.cycle(*places, block, *data, OP_CODES[op], scale, min(self.timeout_ns, SLICE_NS))
+        if ended is True or ended is False:
+            return ended
+        # It is not complete: another rank takes long, or something is the matter.
+        self._under_way(ended, "allgather", own, everyone).wait()
+        return False
 
     # Messages
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 DTYPE_CODES = {DType(name): code for code, name in enumerate(_tcp.DTYPES)}
 OP_CODES = {ReduceOp(name): code for code, name in enumerate(_tcp.REDUCE_OPS)}
-_SLICE_NS = 200_000_000
+SLICE_NS = 200_000_000
+"""The longest wait within C, between which the interpreter handles signals."""
 
 
 class Opcode(IntEnum):
@@ -75,9 +76,9 @@ class TcpWork(Work):
         if self._is_done:
             return
         limit_ns = self._communicator.timeout_ns if timeout is None else nanoseconds(timeout)
-        status = self._operation.drive(min(limit_ns, _SLICE_NS))
-        if status == Status.TIMEOUT and limit_ns > _SLICE_NS:
-            status = self._go_on(limit_ns - _SLICE_NS)
+        status = self._operation.drive(min(limit_ns, SLICE_NS))
+        if status == Status.TIMEOUT and limit_ns > SLICE_NS:
+            status = self._go_on(limit_ns - SLICE_NS)
         if status:
             waited = self._communicator.timeout if timeout is None else timeout
             self._communicator.raise_status(status, self._operation, self._what, waited, self._nbytes)
@@ -88,8 +89,8 @@ class TcpWork(Work):
         end = time.monotonic_ns() + limit_ns
         while True:
             left = end - time.monotonic_ns()
-            status = self._operation.drive(max(1, min(left, _SLICE_NS)))
-            if status != Status.TIMEOUT or left <= _SLICE_NS:
+            status = self._operation.drive(max(1, min(left, SLICE_NS)))
+            if status != Status.TIMEOUT or left <= SLICE_NS:
                 return status
 
     @override

@@ -11,7 +11,7 @@ import jax
 
 from unidist.negotiation.process_sets import global_process_set
 from unidist.runtime import context
-from unidist_arrays.operations import start_barrier
+from unidist_arrays.operations import prepare_barrier
 
 _failures: deque[tuple[str, BaseException]] = deque(maxlen=8)
 """The last ones, with the texts that their programs end with. A program may have failed long before anybody asks."""
@@ -52,7 +52,7 @@ def translated() -> Iterator[None]:
         failure = _failure_of(str(exc))
         if failure is None:
             if "Gloo" in str(exc) and context.is_initialized():  # a collective of XLA on CPUs, which does not say who
-                start_barrier([], "after a collective of XLA has failed", process_set=global_process_set).wait()
+                prepare_barrier([], "after a collective of XLA has failed", process_set=global_process_set).wait()
             raise
         _not_raised.clear()
         raise failure from exc

@@ -65,7 +65,7 @@ class AllReduce(NamedCollective):
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        operations.start_allreduce(
+        operations.prepare_allreduce(
             operands,
             self.name,
             op=self.op,
@@ -74,6 +74,31 @@ class AllReduce(NamedCollective):
             process_set=self.process_set,
             outputs=results,
         ).wait()
+
+    @override
+    def prepared(self, operands: Sequence[Array], results: Sequence[Array]) -> Callable[[], None]:
+        if self.prescale != 1.0:
+            return super().prepared(operands, results)
+        scope: Scope | None = None
+        requests: list[Request] = []
+
+        def run() -> None:
+            nonlocal scope, requests
+            present = scope_of(self.process_set)
+            if present is not scope:  # of another generation of the job, or the first call
+                scope = present
+                requests = operations.allreduce_requests(
+                    operands,
+                    results,
+                    self.name,
+                    op=self.op,
+                    prescale=1.0,
+                    postscale=self.postscale,
+                    process_set=self.process_set,
+                )
+            operations.PreparedOperations(present, requests, list).wait()
+
+        return run
 
     @override
     def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
@@ -106,31 +131,6 @@ class Adasum(AllReduce):
     def lowered(self, operands: Sequence[Any], axis: str) -> list[Any]:
         return HostOperation.lowered(self, operands, axis)
 
-    @override
-    def prepared(self, operands: Sequence[Array], results: Sequence[Array]) -> Callable[[], None]:
-        if self.prescale != 1.0:
-            return super().prepared(operands, results)
-        scope: Scope | None = None
-        requests: list[Request] = []
-
-        def run() -> None:
-            nonlocal scope, requests
-            present = scope_of(self.process_set)
-            if present is not scope:  # of another generation of the job, or the first call
-                scope = present
-                requests = operations.allreduce_requests(
-                    operands,
-                    results,
-                    self.name,
-                    op=self.op,
-                    prescale=1.0,
-                    postscale=self.postscale,
-                    process_set=self.process_set,
-                )
-            operations.PendingOperations([present.submit(each, background=False) for each in requests], list).wait()
-
-        return run
-
 
 @dataclass(frozen=True, eq=False)
 class ReduceScatter(NamedCollective):
@@ -155,7 +155,7 @@ class ReduceScatter(NamedCollective):
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        operations.start_reducescatter(
+        operations.prepare_reducescatter(
             operands,
             self.name,
             op=self.op,
@@ -203,13 +203,13 @@ class AllGather(NamedCollective):
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        operations.start_allgather(operands, self.name, process_set=self.process_set, outputs=results).wait()
+        operations.prepare_allgather(operands, self.name, process_set=self.process_set, outputs=results).wait()
 
     @override
     def run_at_once(self, operands: Sequence[Array]) -> list[Array]:
-        pending = operations.start_allgather(operands, self.name, process_set=self.process_set)
-        results = pending.wait()
-        self.rows.update(enumerate(pending.rows))
+        prepared = operations.prepare_allgather(operands, self.name, process_set=self.process_set)
+        results = prepared.wait()
+        self.rows.update(enumerate(prepared.rows))
         return results
 
     def own_start(self, rank: Any, place: int, operand: ShapeDtype) -> Any:
@@ -243,7 +243,7 @@ class Broadcast(NamedCollective):
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        operations.start_broadcast(
+        operations.prepare_broadcast(
             operands, self.name, root_rank=self.root_rank, process_set=self.process_set, outputs=results
         ).wait()
 
@@ -293,14 +293,14 @@ class AllToAll(NamedCollective):
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
         received = np.empty((scope_of(self.process_set).size,), np.int32)
-        operations.start_alltoall(
+        operations.prepare_alltoall(
             operands, self.name, process_set=self.process_set, outputs=[results[0], received]
         ).wait()
 
     @override
     def run_at_once(self, operands: Sequence[Array]) -> list[Array]:
         given = list(operands) if self.splits is None else [*operands, self.splits]
-        rows, received = operations.start_alltoall(given, self.name, process_set=self.process_set).wait()
+        rows, received = operations.prepare_alltoall(given, self.name, process_set=self.process_set).wait()
         self.received[:] = [received]
         return [rows]
 
@@ -322,7 +322,7 @@ class Barrier(NamedCollective):
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        operations.start_barrier([], self.name, process_set=self.process_set).wait()
+        operations.prepare_barrier([], self.name, process_set=self.process_set).wait()
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,7 +345,7 @@ class MessageSend(HostOperation):
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        operations.start_send(operands, "", to=self.to).wait()
+        operations.prepare_send(operands, "", to=self.to).wait()
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,7 +368,7 @@ class MessageReceive(HostOperation):
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        operations.start_receive(operands, "", source=self.source, outputs=results).wait()
+        operations.prepare_receive(operands, "", source=self.source, outputs=results).wait()
 
 
 def _check_divides(operation: NamedCollective, shape: tuple[int, ...], size: int) -> None:

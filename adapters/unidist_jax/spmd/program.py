@@ -17,7 +17,7 @@ from unidist.horovod_api.reduce_ops import Op
 from unidist.negotiation import allgather_object
 from unidist.negotiation.process_sets import global_process_set
 from unidist.runtime import context
-from unidist_arrays.operations import start_allreduce
+from unidist_arrays.operations import prepare_allreduce
 from unidist_jax.compiled import translated
 from unidist_jax.jax_state import is_in_axis
 from unidist_jax.memory import as_jax
@@ -132,7 +132,7 @@ class _Variant:
         if context.current().topology.world_size == 1:
             return
         mine = np.array([self._fingerprint, -self._fingerprint], np.int64)
-        largest, smallest = start_allreduce(
+        largest, smallest = prepare_allreduce(
             [mine], "program of ud.spmd", op=Op.Max, prescale=1.0, postscale=1.0, process_set=global_process_set
         ).wait()[0]
         if largest != -smallest:

@@ -11,7 +11,7 @@ from tensorflow.python.eager import record  # the public API cannot say whether 
 from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet
 from unidist.runtime import context
-from unidist_arrays.operations import Start
+from unidist_arrays.operations import Prepare
 from unidist_tensorflow.memory import array_of, dtype_of, tensor_of_array
 from unidist_tensorflow.operations import graph
 from unidist_tensorflow.operations.errors import as_op_errors
@@ -21,7 +21,7 @@ Backward = Callable[[list[Any]], Sequence[Any]]
 
 
 def execute(
-    start: Start,
+    prepare: Prepare,
     tensors: Sequence[Any],
     outputs: Sequence[tf.TensorSpec],
     *,
@@ -35,7 +35,7 @@ def execute(
     """Run an operation on tensors. Collective.
 
     Args:
-        start: starts it, given arrays.
+        prepare: prepares it, given arrays.
         tensors: its inputs, `tf.Tensor`s.
         outputs: types and static shapes of its results, for graphs.
         kind: Horovod's word for the operation ("Allreduce"), of which a name is made where none was given.
@@ -55,7 +55,7 @@ def execute(
             context.current().process_sets.check_registered(process_set)
         chosen = name or graph.default_name(f"Horovod{kind}", *(tensors if grouped else tensors[:1]))
         return graph.detached(
-            start,
+            prepare,
             tensors,
             outputs,
             name=chosen,
@@ -64,7 +64,7 @@ def execute(
         )
     with as_op_errors():
         given = scope_of(process_set).name(kind.lower(), name)
-        return [tensor_of_array(array) for array in start([array_of(tensor) for tensor in tensors], given).wait()]
+        return [tensor_of_array(array) for array in prepare([array_of(tensor) for tensor in tensors], given).wait()]
 
 
 def apply(run: Callable[..., Sequence[tf.Tensor]], backward: Backward, *tensors: tf.Tensor) -> list[tf.Tensor]:

@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from unidist_arrays.operations import PendingCall, PendingOperations, Start
+from unidist_arrays.operations import Prepare, PreparedCall, PreparedOperations
 from unidist_tensorflow.memory import Array
 from unidist_tensorflow.operations.async_calls import AsyncCall, async_call
 from unidist_tensorflow.operations.graph_failures import FAILURE, fail_if_told, failure_of, no_failure
@@ -51,7 +51,7 @@ def unconverted(function: F) -> F:
 
 @unconverted
 def detached(
-    start: Start,
+    prepare: Prepare,
     inputs: Sequence[tf.Tensor],
     outputs: Sequence[tf.TensorSpec],
     *,
@@ -62,7 +62,7 @@ def detached(
     """Add an operation to the graph that is being built, and return its outputs.
 
     Args:
-        start: starts the operation; called once per run, with the inputs as arrays.
+        prepare: prepares the operation; called once per run, with the inputs as arrays.
         inputs: of the graph.
         outputs: the results' types, and what is known of their shapes.
         name: by which the ranks match the operation, made unique in this graph and preceded by the name scopes around
@@ -76,7 +76,7 @@ def detached(
             matched = matched.rpartition("/")[2]
         graph = tf.compat.v1.get_default_graph()
         first = len(graph.get_operations())
-        results = _Node(start, matched).build(inputs, outputs, scope)
+        results = _Node(prepare, matched).build(inputs, outputs, scope)
         if not in_program_order:
             make_independent(graph.get_operations()[first:])
     for tensor, spec in zip(results, outputs, strict=False):  # without outputs there is a token, so that it can be run
@@ -123,15 +123,15 @@ class _Node:
     """The Python side of one operation of a graph. A graph runs it again and again, one run at a time.
 
     Args:
-        start: see `detached`.
+        prepare: see `detached`.
         name: by which the ranks match the operation.
     """
 
-    def __init__(self, start: Start, name: str) -> None:
-        self._start = start
+    def __init__(self, prepare: Prepare, name: str) -> None:
+        self._prepare = prepare
         self._name = name
         self._lock = threading.Lock()
-        self._unfinished: list[PendingOperations | PendingCall] = []
+        self._unfinished: list[PreparedOperations | PreparedCall] = []
         self._async_call: AsyncCall | None = None
         self._dtypes: list[Any] = []  # of the outputs
 
@@ -151,26 +151,26 @@ class _Node:
         given = [np.asarray(array) for array in arrays]  # scalars come as objects that are no arrays
         with self._lock:
             stale = list(self._unfinished)  # of a run that failed elsewhere; the name is in use until they end
-            self._unfinished.append(PendingCall(lambda: self._restart(stale, given)) if stale else self._begin(given))
+            self._unfinished.append(PreparedCall(lambda: self._restart(stale, given)) if stale else self._begin(given))
         self._async_call.begin()
         return np.zeros((), np.int64)
 
-    def _begin(self, arrays: Sequence[Array]) -> PendingOperations | PendingCall:
+    def _begin(self, arrays: Sequence[Array]) -> PreparedOperations | PreparedCall:
         try:
-            return self._start(arrays, self._name)
+            return self._prepare(arrays, self._name).start()
         except Exception as exc:
             refused = exc  # where the node waits, so that it fails there in any case
 
         def fail() -> list[Array]:
             raise refused
 
-        return PendingCall(fail)
+        return PreparedCall(fail)
 
-    def _restart(self, stale: Sequence[PendingOperations | PendingCall], arrays: Sequence[Array]) -> list[Array]:
+    def _restart(self, stale: Sequence[PreparedOperations | PreparedCall], arrays: Sequence[Array]) -> list[Array]:
         for pending in stale:
             with suppress(Exception):  # an error of it belongs to the run that failed
                 pending.wait()
-        return self._start(arrays, self._name).wait()
+        return self._prepare(arrays, self._name).wait()
 
     def _wait(self) -> list[Any]:
         with self._lock:

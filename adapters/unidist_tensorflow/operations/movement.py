@@ -14,13 +14,13 @@ from unidist.horovod_api.scope import scope_of
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
 from unidist_arrays.operations import (
-    start_allgather,
-    start_alltoall,
-    start_barrier,
-    start_broadcast,
-    start_join,
-    start_receive,
-    start_send,
+    prepare_allgather,
+    prepare_alltoall,
+    prepare_barrier,
+    prepare_broadcast,
+    prepare_join,
+    prepare_receive,
+    prepare_send,
 )
 from unidist_tensorflow.operations.dispatch import apply, as_tensor, execute
 from unidist_tensorflow.operations.errors import as_op_errors
@@ -69,7 +69,7 @@ def allgather_together(
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         return execute(
-            partial(start_allgather, process_set=process_set),
+            partial(prepare_allgather, process_set=process_set),
             inputs,
             [tf.TensorSpec(_any_rows(tensor.shape), tensor.dtype) for tensor in inputs],
             kind=kind,
@@ -164,7 +164,7 @@ def _broadcast(
     kind: str,
 ) -> list[tf.Tensor]:
     return execute(
-        partial(start_broadcast, root_rank=root_rank, process_set=process_set),
+        partial(prepare_broadcast, root_rank=root_rank, process_set=process_set),
         tensors,
         [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in tensors],
         kind=kind,
@@ -206,7 +206,7 @@ def alltoall(
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         return execute(
-            partial(start_alltoall, process_set=process_set),
+            partial(prepare_alltoall, process_set=process_set),
             [*inputs, *shares],
             [
                 tf.TensorSpec(_any_rows(operand.shape), operand.dtype),
@@ -242,7 +242,7 @@ def alltoall(
 def barrier(process_set: ProcessSet = global_process_set) -> tf.Operation | None:
     """Return when every rank of the process set has called it; in a TF1 graph, return the operation that does."""
     results = execute(
-        partial(start_barrier, process_set=process_set),
+        partial(prepare_barrier, process_set=process_set),
         [],
         [],
         kind="Barrier",
@@ -260,7 +260,7 @@ def join() -> tf.Tensor:
     number of all ranks, as Horovod's do). Other operations that they start end there with MismatchError.
     """
     return execute(
-        start_join,
+        prepare_join,
         [],
         [tf.TensorSpec([], tf.int32)],
         kind="Join",
@@ -277,7 +277,7 @@ def send(tensor: Any, dst: int) -> tf.Operation | None:
     graph order them with control dependencies.
     """
     results = execute(
-        partial(start_send, to=dst),
+        partial(prepare_send, to=dst),
         [as_tensor(tensor)],
         [],
         kind="Send",
@@ -297,7 +297,7 @@ def recv(tensor: Any, src: int) -> tf.Tensor:
     """
     like = as_tensor(tensor)
     [message] = execute(
-        partial(start_receive, source=src),
+        partial(prepare_receive, source=src),
         [like],
         [tf.TensorSpec(like.shape, like.dtype)],
         kind="Recv",

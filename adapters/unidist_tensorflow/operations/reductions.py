@@ -15,7 +15,7 @@ from unidist.horovod_api.scope import scope_of
 from unidist.negotiation import reducescatter_rows
 from unidist.negotiation.process_sets import ProcessSet, global_process_set
 from unidist.runtime import context
-from unidist_arrays.operations import start_allreduce, start_reducescatter
+from unidist_arrays.operations import prepare_allreduce, prepare_reducescatter
 from unidist_tensorflow.operations.compression import Compression, Compressor
 from unidist_tensorflow.operations.dispatch import apply, as_tensor, execute
 from unidist_tensorflow.operations.errors import as_op_errors
@@ -253,11 +253,11 @@ def _allreduce(
     prescale, postscale = scaling
     if reduction is Op.Adasum and context.is_initialized():  # refused here, also where the graph runs later
         allreduction(reduction, prescale=1.0, postscale=1.0, size=scope_of(process_set).size, process_set=process_set)
-    start = partial(start_allreduce, op=reduction, prescale=prescale, postscale=postscale, process_set=process_set)
+    prepare = partial(prepare_allreduce, op=reduction, prescale=prescale, postscale=postscale, process_set=process_set)
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         return execute(
-            start,
+            prepare,
             inputs,
             [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs],
             kind=kind,
@@ -283,7 +283,7 @@ def _reducescatter(
     ignore_name_scope: bool,
     kind: str,
 ) -> list[tf.Tensor]:
-    start = partial(start_reducescatter, op=op, prescale=prescale, postscale=postscale, process_set=process_set)
+    prepare = partial(prepare_reducescatter, op=op, prescale=prescale, postscale=postscale, process_set=process_set)
 
     with as_op_errors():  # where the graph is built, if that is known there
         reducescattering(op, prescale=prescale, postscale=postscale, size=1)
@@ -292,7 +292,7 @@ def _reducescatter(
 
     def run(*inputs: tf.Tensor) -> list[tf.Tensor]:
         return execute(
-            start,
+            prepare,
             inputs,
             [tf.TensorSpec(_rows_here(tensor.shape, process_set), tensor.dtype) for tensor in inputs],
             kind=kind,

@@ -4,6 +4,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include "blocks.h"
 #include "kernels.h"
 #include "tcp.h"
 
@@ -436,6 +437,49 @@ static PyObject *group_post(GroupObject *self, PyObject *args) {
     return wrap(self, op);
 }
 
+/* Returns whether all blocks are equal; or the operation, if it has not ended within the time, or not well. */
+static PyObject *group_cycle(GroupObject *self, PyObject *args) {
+    unsigned long long own, all, source, target;
+    Py_ssize_t block_bytes, stride, source_bytes;
+    ud_cycle cycle;
+    int dtype, redop, size = self->group->size;
+    long long timeout_ns;
+    if (!PyArg_ParseTuple(args, "KKny#KnKKiidL", &own, &all, &stride, &cycle.block, &block_bytes, &source, &source_bytes,
+                          &target, &cycle.count, &dtype, &redop, &cycle.scale, &timeout_ns) || is_forgotten(self->owner))
+        return NULL;
+    cycle.own = (char *)(uintptr_t)own, cycle.all = (char *)(uintptr_t)all, cycle.target = (char *)(uintptr_t)target;
+    cycle.block_bytes = (size_t)block_bytes, cycle.stride = (size_t)stride;
+    cycle.source = (const char *)(uintptr_t)source, cycle.source_bytes = (size_t)source_bytes;
+    cycle.dtype = (uint8_t)dtype, cycle.redop = (uint8_t)redop;
+    if (!ud_cycle_fits(&cycle, size)) {
+        PyErr_SetString(PyExc_ValueError, "there is no room for the data");
+        return NULL;
+    }
+    uint64_t *counts = malloc((size_t)size * sizeof *counts);
+    if (!counts) return PyErr_NoMemory();
+    for (int i = 0; i < size; i++) counts[i] = cycle.stride;
+    ud_request request = {.opcode = UD_ALLGATHER, .dtype = UD_UINT8, .redop = UD_SUM, .count = cycle.stride * size,
+                          .scale = 1.0, .source = cycle.own, .target = cycle.all, .counts = counts};
+    ud_transport *transport = self->owner->transport;
+    ud_op *op;
+    int status = UD_PENDING, is_equal = 0;
+    Py_BEGIN_ALLOW_THREADS;
+    ud_fill_cycle(&cycle);
+    pthread_mutex_lock(&transport->mutex);
+    op = ud_post(self->group, &request);
+    pthread_mutex_unlock(&transport->mutex);
+    if (op) status = ud_drive(op, timeout_ns);
+    if (status == UD_DONE) {
+        is_equal = ud_conclude_cycle(&cycle, size);
+        pthread_mutex_lock(&transport->mutex);
+        ud_release(op);
+        pthread_mutex_unlock(&transport->mutex);
+    }
+    Py_END_ALLOW_THREADS;
+    free(counts);
+    return status == UD_DONE ? PyBool_FromLong(is_equal) : wrap(self, op);
+}
+
 static PyObject *group_message(GroupObject *self, PyObject *args) {
     int is_send, peer;
     unsigned long long address, nbytes;
@@ -500,6 +544,7 @@ static PyObject *group_close(GroupObject *self, PyObject *unused) {
 
 static PyMethodDef group_methods[] = {
     {"post", (PyCFunction)group_post, METH_VARARGS, "Begin a collective."},
+    {"cycle", (PyCFunction)group_cycle, METH_VARARGS, "Gather blocks, and reduce the data behind them if all are equal."},
     {"message", (PyCFunction)group_message, METH_VARARGS, "Begin to send a message, or to receive one."},
     {"failure", (PyCFunction)group_failure, METH_NOARGS, "(status, rank, text) of why the group is of no more use, or None."},
     {"missing", (PyCFunction)group_missing, METH_NOARGS, "Ranks not known to have entered the oldest pending operation."},

@@ -4,7 +4,6 @@
 #include "kernels.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /* Posts the all-gather as `post` would, so that the other ranks may come to it by either way. */
 int ud_post_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame) {
@@ -21,18 +20,9 @@ int ud_post_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uin
     return status;
 }
 
-int ud_conclude_cycle(ud_group *group, const ud_cycle *cycle) {
+int ud_finish_blocks(ud_group *group, const ud_cycle *cycle) {
     pthread_mutex_lock(&group->failure_mutex);
     int has_failed = group->failures != NULL;
     pthread_mutex_unlock(&group->failure_mutex);
-    if (has_failed) return -1;
-    const char *sources[UD_CYCLE_RANKS];
-    for (int m = 0; m < group->size; m++) {
-        const char *block = cycle->all + (size_t)m * cycle->stride;
-        if (memcmp(block, cycle->own, cycle->block_bytes)) return 0;
-        if (cycle->target) sources[m] = block + cycle->block_bytes;
-    }
-    char *target = cycle->target;
-    if (target) ud_reduce(&target, 1, sources, group->size, cycle->count, cycle->dtype, cycle->redop, cycle->scale, 0);
-    return 1;
+    return has_failed ? -1 : ud_conclude_cycle(cycle, group->size);
 }

@@ -15,6 +15,8 @@
 #ifndef UNIDIST_GROUP_H
 #define UNIDIST_GROUP_H
 
+#include "blocks.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -22,7 +24,6 @@
 
 #define UD_RING 64        /* operations that may be under way at once; also descriptors kept for peers */
 #define UD_MESSAGES 64    /* point-to-point messages under way per pair */
-#define UD_CYCLE_RANKS 64 /* at most, whose data is reduced in a cycle */
 #define UD_NO_OFFSET (-1) /* memory that is not engine memory */
 #define UD_REASON 240
 
@@ -160,20 +161,10 @@ void ud_leave(ud_group *group);
 void ud_close(ud_group *group); /* once; waits until every other call has ended, with UD_CLOSED */
 int ud_is_closing(ud_group *group);
 
-typedef struct { /* blocks that all ranks exchange, each with data behind it that may be reduced */
-    char *own;         /* one block and its data: `stride` bytes */
-    char *all;         /* those of every rank, by rank */
-    size_t block_bytes, stride;
-    char *target;      /* of the reduction; NULL: nothing is reduced */
-    uint64_t count;
-    uint8_t dtype, redop;
-    double scale;
-} ud_cycle;
-
 /* cycle.c */
 int ud_post_blocks(ud_group *group, const ud_cycle *cycle, int64_t deadline, uint64_t *number, ud_blame *blame);
 /* Whether all blocks are equal, so that the data is reduced; -1: an operation has failed, perhaps this one. */
-int ud_conclude_cycle(ud_group *group, const ud_cycle *cycle);
+int ud_finish_blocks(ud_group *group, const ud_cycle *cycle);
 
 /* collectives.c */
 size_t ud_slot_bytes(int size, size_t small_bytes, size_t window_bytes);

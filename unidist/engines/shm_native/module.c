@@ -161,32 +161,31 @@ static PyObject *group_drive(GroupObject *self, PyObject *args) {
 /* Returns whether all blocks are equal; or the number of an all-gather that is not complete, 0 if it was not posted. */
 static PyObject *group_cycle(GroupObject *self, PyObject *args) {
     unsigned long long own, all, source, target;
-    const char *block;
-    Py_ssize_t block_bytes, stride, nbytes;
+    Py_ssize_t block_bytes, stride, source_bytes;
     ud_cycle cycle;
     int dtype, redop;
     long long timeout_ns;
-    if (!PyArg_ParseTuple(args, "KKny#KnKKiidL", &own, &all, &stride, &block, &block_bytes, &source, &nbytes, &target,
-                          &cycle.count, &dtype, &redop, &cycle.scale, &timeout_ns))
+    if (!PyArg_ParseTuple(args, "KKny#KnKKiidL", &own, &all, &stride, &cycle.block, &block_bytes, &source, &source_bytes,
+                          &target, &cycle.count, &dtype, &redop, &cycle.scale, &timeout_ns))
         return NULL;
     ud_group *group = self->group;
-    if (nbytes < 0 || block_bytes + nbytes > stride || (target && group->size > UD_CYCLE_RANKS)) {
+    cycle.own = (char *)(uintptr_t)own, cycle.all = (char *)(uintptr_t)all, cycle.target = (char *)(uintptr_t)target;
+    cycle.block_bytes = (size_t)block_bytes, cycle.stride = (size_t)stride;
+    cycle.source = (const char *)(uintptr_t)source, cycle.source_bytes = (size_t)source_bytes;
+    cycle.dtype = (uint8_t)dtype, cycle.redop = (uint8_t)redop;
+    if (!ud_cycle_fits(&cycle, group->size)) {
         PyErr_SetString(PyExc_ValueError, "there is no room for the data");
         return NULL;
     }
-    cycle.own = (char *)(uintptr_t)own, cycle.all = (char *)(uintptr_t)all, cycle.target = (char *)(uintptr_t)target;
-    cycle.block_bytes = (size_t)block_bytes, cycle.stride = (size_t)stride;
-    cycle.dtype = (uint8_t)dtype, cycle.redop = (uint8_t)redop;
     ud_blame blame = {group->rank};
     uint64_t number = 0;
     int status = UD_CLOSED, is_equal = 0;
     Py_BEGIN_ALLOW_THREADS;
     if (ud_enter(group)) {
-        memcpy(cycle.own, block, cycle.block_bytes);
-        if (nbytes) memcpy(cycle.own + cycle.block_bytes, (const char *)(uintptr_t)source, (size_t)nbytes);
+        ud_fill_cycle(&cycle);
         status = ud_post_blocks(group, &cycle, deadline_after(timeout_ns), &number, &blame);
         if (status == UD_OK) status = drive(group, number, timeout_ns, &blame);
-        if (status == UD_OK) is_equal = ud_conclude_cycle(group, &cycle);
+        if (status == UD_OK) is_equal = ud_finish_blocks(group, &cycle);
         ud_leave(group);
     }
     Py_END_ALLOW_THREADS;

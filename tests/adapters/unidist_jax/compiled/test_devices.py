@@ -81,10 +81,13 @@ def test_calls_keep_their_order_through_loops_and_branches(two_with_devices: Par
         with runtime():
             ran: list[str] = []
             monkeypatch = pytest.MonkeyPatch()
-            plain = collectives.AllReduce.run
-            monkeypatch.setattr(
-                collectives.AllReduce, "run", lambda self, *memory: ran.append(self.name) or plain(self, *memory)
-            )
+            plain = collectives.AllReduce.prepared
+
+            def prepared(self: Any, *memory: Any) -> Any:
+                run = plain(self, *memory)
+                return lambda: ran.append(self.name) or run()
+
+            monkeypatch.setattr(collectives.AllReduce, "prepared", prepared)
 
             def summed(name: str, x: Any) -> Any:
                 return ud.allreduce(x, op=ud.Sum, name=name)

@@ -14,7 +14,10 @@ from part_pools import PartOfPool, PartPools
 import unidist.jax as ud
 from unidist.buffer import DType
 from unidist.errors import MismatchError, OperationError, UsageError
+from unidist.negotiation.process_sets import global_process_set
+from unidist_arrays import operations
 from unidist_arrays.memory import NUMPY_DTYPES
+from unidist_jax.operations.collectives import AllReduce
 
 pytestmark = pytest.mark.parallel
 
@@ -541,3 +544,29 @@ def test_the_gradient_of_a_reducescatter_has_both_factors() -> None:
     finally:
         ud.shutdown()
     np.testing.assert_array_equal(np.asarray(found), np.full(4, 0.5, np.float32))
+
+
+def test_a_compiled_allreduce_makes_its_requests_once(ranks: PartOfPool) -> None:
+    def on_rank() -> tuple[int, list[float]]:
+        made = []
+        make = operations.allreduce_requests
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            made.append(args)
+            return make(*args, **kwargs)
+
+        with runtime(), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(operations, "allreduce_requests", counted)
+            given, result = np.full(3, ud.rank() + 1.0), np.empty(3)
+            run = AllReduce("again", global_process_set, ud.Sum, 1.0, 1.0).prepared([given], [result])
+            sums = []
+            for _ in range(3):
+                run()
+                sums.append(float(result[0]))
+                given += 1
+            return len(made), sums
+
+    found = ranks.run(on_rank)
+    size = len(found)
+    first = size * (size + 1) / 2
+    assert found == [(1, [first, first + size, first + 2 * size])] * size
