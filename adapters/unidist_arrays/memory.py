@@ -33,6 +33,7 @@ Array = np.ndarray[Any, Any]
 NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
     dtype: np.dtype(ml_dtypes.bfloat16 if dtype is DType.BFLOAT16 else dtype.value) for dtype in DType
 }
+_DTYPES = {theirs: ours for ours, theirs in NUMPY_DTYPES.items()}
 
 ALIGNMENT = 64
 """Of tensors in bytes: TensorFlow and JAX take memory over as it is only where it is aligned so, else they copy it."""
@@ -58,8 +59,15 @@ def address_of(array: Array) -> int:
 
 
 def buffer_of_array(array: Array) -> Buffer:
-    """Return a C-contiguous array's memory as a buffer, whether or not numpy allows writing to it."""
-    return Buffer(address_of(array), array.size, DType(array.dtype.name), array)
+    """Return a C-contiguous array's memory as a buffer, whether or not numpy allows writing to it.
+
+    Raises:
+        UsageError: arrays of its element type cannot be exchanged.
+    """
+    dtype = _DTYPES.get(array.dtype)
+    if dtype is None:
+        raise UsageError(f"arrays of {array.dtype!r} cannot be exchanged; choices: {', '.join(DType)}")
+    return Buffer(address_of(array), array.size, dtype, array)
 
 
 def array_of_buffer(buffer: Buffer, shape: Sequence[int] | None = None) -> Array:
