@@ -67,6 +67,8 @@ class Binding(WeightsLoss, SharesStatistics):
         self._local: set[int] = set()
         self._initial: Callable[[], Sequence[Any]] | None = None
         self._is_stepping = False
+        self._is_handing_over = False
+        self._early: Sequence[int] = ()
         self.inner = self._make_inner()
         take_failure()  # of programs that the script has called before, and looked at itself
         follow_generations(self)
@@ -238,8 +240,30 @@ class Binding(WeightsLoss, SharesStatistics):
             for gradient, variable in zip(self.weighted_gradients(gradients), variables, strict=True)
         ]
         exchanged = [gradient for gradient, each in zip(own, variables, strict=True) if id(each) not in self._local]
-        complete, reduced = self.inner.reduce(leaves, exchanged)
+        early, self._early = self._early, ()
+        complete, reduced = self.inner.reduce(leaves, exchanged, early)
         return self._stepped(complete, state, self._with_local(own, reduced), values)
+
+    @contextmanager
+    def overlapping(self) -> Iterator[None]:
+        """Let `handing_over` do so within the block, which computes gradients once, and gives them to the step."""
+        self._is_handing_over = True
+        try:
+            yield
+        finally:
+            self._is_handing_over, self._early = False, ()
+
+    def handing_over(self, variables: Sequence[Any], values: Values) -> list[Any]:
+        """Return values of the variables whose gradients travel while the backward pass goes on; see `overlapping`."""
+        handing = list(values)
+        if not self._is_handing_over or list(map(id, variables)) != list(map(id, self.trained)):
+            return handing
+        leaves = self.exchange()
+        exchanged = [index for index, each in enumerate(self.trained) if id(each) not in self._local]
+        for index, value in zip(exchanged, leaves.handing_over([values[i] for i in exchanged]), strict=True):
+            handing[index] = value
+        self._early = range(len(exchanged))
+        return handing
 
     def _with_local(self, own: list[Any], reduced: list[Any]) -> list[Any]:
         """Return the reduced gradients, with this rank's own ones of local variables in between."""

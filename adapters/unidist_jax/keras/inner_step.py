@@ -50,12 +50,13 @@ class InnerStep(ABC):
         return None
 
     @abstractmethod
-    def reduce(self, leaves: GradientLeaves, gradients: Values) -> tuple[Any, list[Any]]:
+    def reduce(self, leaves: GradientLeaves, gradients: Values, early: Sequence[int]) -> tuple[Any, list[Any]]:
         """Complete a pass. Collective.
 
         Args:
             leaves: exchanges the gradients.
             gradients: of this rank, by place.
+            early: places of those that were handed over in the backward pass.
 
         Returns:
             Whether this pass completed an update, a bool scalar; and the reduced gradients, as `step` takes them.
@@ -106,8 +107,8 @@ class WholeStep(InnerStep):
         self._plain.build(self._optimizer, list(variables))
 
     @override
-    def reduce(self, leaves: GradientLeaves, gradients: Values) -> tuple[Any, list[Any]]:
-        return leaves.reduced(gradients)
+    def reduce(self, leaves: GradientLeaves, gradients: Values, early: Sequence[int]) -> tuple[Any, list[Any]]:
+        return leaves.reduced(gradients, early)
 
     @override
     def flushed(self, result: ExchangeResult) -> list[Any]:

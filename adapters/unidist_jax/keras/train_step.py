@@ -142,6 +142,7 @@ class TrainStep(KerasStep):
         binding = self.optimizer._unidist
 
         def loss_of(trainable: Any) -> Any:
+            trainable = binding.handing_over(self.model.trainable_variables, trainable)
             loss, divisor, new = self._loss(trainable, non_trainable, inputs, targets, training=True)
             if factor is not None:
                 weight = factor
@@ -152,8 +153,9 @@ class TrainStep(KerasStep):
                 scaled = self.optimizer.scale_loss(loss)
             return scaled, (loss, weight, new)
 
-        gradients, (loss, weight, new) = jax.grad(loss_of, has_aux=True)(trainable)
-        trainable, state = self.optimizer.stateless_apply(state, gradients, trainable)
+        with binding.overlapping():
+            gradients, (loss, weight, new) = jax.grad(loss_of, has_aux=True)(trainable)
+            trainable, state = self.optimizer.stateless_apply(state, gradients, trainable)
         if not self._plan.steps_alone:
             new = binding.with_mean_statistics(self.model, non_trainable, new)
         return loss, weight, (trainable, new, state)

@@ -32,6 +32,7 @@ from unidist_jax.keras.binding import Binding, check_can_distribute, raise_failu
 from unidist_jax.keras.data import fingerprint
 from unidist_jax.keras.elastic_fit import ElasticFit
 from unidist_jax.keras.mixin import bind
+from unidist_jax.keras.overlap import overlap_backward
 from unidist_jax.operations import Average, Compression, Sum
 from unidist_keras.arguments import check_unsharded, listed_groups, local_variables
 from unidist_keras.checkpoint import trained_pieces
@@ -96,6 +97,8 @@ def distribute(
     runtime = context.current()
     # A worker that joins an elastic job begins alone, in a world of size one; later it must exchange as the others do.
     exchanges = runtime.topology.world_size > 1 or runtime.is_elastic
+    if exchanges and not plan.steps_alone:
+        overlap_backward(model)
     if exchanges and weights_samples(plan, average=averages(op)):
         weigh_batches(model, bound)
     if exchanges and not plan.steps_alone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import jax
 import numpy as np
 from typing_extensions import override
 
@@ -17,6 +18,9 @@ from unidist_jax.optimizer.cell import Cell
 
 if TYPE_CHECKING:
     from unidist.optim.update import Update
+
+_EARLY_BYTES = 4 << 20
+"""Gradients are handed over in the backward pass in groups of this size: a call into Python for each costs 50 us."""
 
 FLAG = ShapeDtype((), np.dtype(bool))
 """Whether a pass completed an update."""
@@ -32,6 +36,7 @@ class GradientLeaves:
     def __init__(self, exchange: FusedExchange) -> None:
         self._exchange = exchange
         self._cell = Cell(exchange, self)
+        self._groups = _groups(exchange.variables)
 
     @property
     def variables(self) -> Sequence[ParameterInfo]:
@@ -42,6 +47,28 @@ class GradientLeaves:
     def fused(self) -> FusedExchange:
         """The exchange itself, for the operations of a strategy, which refer to it by a `Cell`."""
         return self._exchange
+
+    def handing_over(self, values: Sequence[Any]) -> list[Any]:
+        """Return what a loss is computed of, so that gradients are handed over once the backward pass has them.
+
+        Args:
+            values: of all leaves, by place, of which gradients are taken. Those gradients are given to `reduced`, as
+                they are, with `early=range(len(values))`.
+        """
+        handing = list(values)
+        for places in self._groups:
+
+            @jax.custom_vjp
+            def same(*group: Any) -> tuple[Any, ...]:
+                return group
+
+            def backward(_: None, gradients: tuple[Any, ...], places: Sequence[int] = places) -> tuple[Any, ...]:
+                return tuple(self.take_early(places, gradients))
+
+            same.defvjp(lambda *group: (group, None), backward)
+            for place, value in zip(places, same(*(values[place] for place in places)), strict=True):
+                handing[place] = value
+        return handing
 
     def take_early(self, places: Sequence[int], gradients: Sequence[Any]) -> list[Any]:
         """Hand some gradients over as soon as they are computed; returns them, to be given to `reduced`."""
@@ -144,6 +171,19 @@ class UpdateNumber(HostOperation):
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
         results[0][...] = self._cell.value.step
+
+
+def _groups(leaves: Sequence[ParameterInfo]) -> list[list[int]]:
+    """Return groups of places whose gradients are handed over together, the last parameters first."""
+    groups: list[list[int]] = [[]]
+    nbytes = 0
+    for place, leaf in reversed(list(enumerate(leaves))):
+        if nbytes >= _EARLY_BYTES:
+            groups.append([])
+            nbytes = 0
+        groups[-1].append(place)
+        nbytes += leaf.count * leaf.dtype.itemsize
+    return [sorted(group) for group in groups if group]
 
 
 def copy_array(target: Array, source: Array) -> None:

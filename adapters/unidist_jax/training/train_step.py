@@ -41,9 +41,6 @@ if TYPE_CHECKING:
     from unidist.control.elastic.member import Member
     from unidist.optim.update import Update
 
-_EARLY_BYTES = 4 << 20
-"""Gradients are handed over in the backward pass in groups of this size: a call into Python for each costs 50 us."""
-
 
 class TrainStep(PlannedStep, Training):
     """Forward, backward, exchange and update in one compiled call, which is the same with every strategy.
@@ -145,7 +142,6 @@ class TrainStep(PlannedStep, Training):
             self._inner, self.opt_state = None, None
             self._hold(params)
             return
-        self._groups = _groups(params)
         self.opt_state = jax.jit(self.optimizer.init)(params)
         self._leaves = self._binding.leaves(params)
         inner = self._binding.inner
@@ -400,11 +396,15 @@ class TrainStep(PlannedStep, Training):
         if self._inner is not None:
             (loss, aux), held, state = self._inner.train(loss_of, self._leaves, held, state)
         else:
-            self._binding.leaves(held)
-            groups = [] if self._is_one_program else self._groups
-            function = jax.value_and_grad(lambda params: loss_of(self._handing_over(params, groups)), has_aux=True)
-            (_, (loss, aux)), gradients = function(held)
-            early = [place for group in groups for place in group]
+            leaves = self._binding.leaves(held)
+
+            def loss_handing_over(params: Any) -> Any:
+                flat, structure = jax.tree.flatten(params)
+                return loss_of(jax.tree.unflatten(structure, leaves.handing_over(flat)))
+
+            differentiated = loss_of if self._is_one_program else loss_handing_over
+            (_, (loss, aux)), gradients = jax.value_and_grad(differentiated, has_aux=True)(held)
+            early = () if self._is_one_program else range(len(leaves.variables))
             held, state = self._binding.apply(gradients, state, held, early=early)
         if self._plan.steps_alone and (weight is None or self._given_weight is not None):  # a mean makes ranks wait
             return held, state, (loss, aux)
@@ -445,24 +445,6 @@ class TrainStep(PlannedStep, Training):
         result = self._loss_fn(merged(params, self._rest), *given[0], **given[1])
         return result[0] if self._has_aux else result
 
-    def _handing_over(self, params: Any, groups: Sequence[Sequence[int]]) -> Any:
-        """Return the parameters, with gradients that are handed over as soon as the backward pass has computed them."""
-        flat, structure = jax.tree.flatten(params)
-        leaves = self._leaves
-        for places in groups:
-
-            @jax.custom_vjp
-            def same(*group: Any) -> tuple[Any, ...]:
-                return group
-
-            def backward(_: None, gradients: tuple[Any, ...], places: Sequence[int] = places) -> tuple[Any, ...]:
-                return tuple(leaves.take_early(places, gradients))
-
-            same.defvjp(lambda *group: (group, None), backward)
-            for place, leaf in zip(places, same(*(flat[place] for place in places)), strict=True):
-                flat[place] = leaf
-        return jax.tree.unflatten(structure, flat)
-
 
 def _times(loss: Any, weight: Any) -> Any:
     return loss if weight is None else loss * jnp.asarray(weight, loss.dtype)
@@ -480,16 +462,3 @@ def _check_loss(loss: Any) -> None:
             f"loss_fn returned {jnp.result_type(loss)}{list(jnp.shape(loss))}; TrainStep needs the mean loss over the "
             "samples, a scalar of floating point"
         )
-
-
-def _groups(params: Any) -> list[list[int]]:
-    """Return groups of places whose gradients are handed over together, the last parameters first."""
-    groups: list[list[int]] = [[]]
-    nbytes = 0
-    for place, leaf in reversed(list(enumerate(by_path(params).values()))):
-        if nbytes >= _EARLY_BYTES:
-            groups.append([])
-            nbytes = 0
-        groups[-1].append(place)
-        nbytes += leaf.nbytes
-    return [sorted(group) for group in groups if group]

@@ -77,7 +77,7 @@ class KerasShardedStep(InnerStep):
         self._variables = list(variables)
         self._exchange = PieceExchange(leaves().fused)
         self._cell = Cell(self._exchange, self)
-        self._reduce = ReducePieces(self._cell, ())
+        self._reduces = [ReducePieces(self._cell, early) for early in ((), range(len(self._variables)))]
         self._gather = GatherUpdates(self._cell)
         decaying = [bool(self._inner._use_weight_decay(variable)) for variable in self._variables]
         shards = [_shard(piece, each) for piece, each in zip(self._pieces, self._variables, strict=True)]
@@ -98,8 +98,8 @@ class KerasShardedStep(InnerStep):
     # Steps
 
     @override
-    def reduce(self, leaves: GradientLeaves, gradients: Sequence[Any]) -> tuple[Any, list[Any]]:
-        complete, *reduced = bind(self._reduce, gradients)
+    def reduce(self, leaves: GradientLeaves, gradients: Sequence[Any], early: Sequence[int]) -> tuple[Any, list[Any]]:
+        complete, *reduced = bind(self._reduces[bool(early)], gradients)
         return complete, reduced
 
     @override
