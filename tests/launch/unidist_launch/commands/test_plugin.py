@@ -31,10 +31,7 @@ def run(words: list[str], folder: Path, *paths: Path) -> str:
 
 
 @pytest.mark.parallel
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind in ("strategy", "events") else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS],
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_tests_of_a_new_plugin_pass_where_its_wheel_is_installed(
     command: Command, tmp_path: Path, kind: str
 ) -> None:
