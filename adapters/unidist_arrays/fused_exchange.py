@@ -93,8 +93,8 @@ class FusedExchange:
         self._announcements: list[Announcement] = []
         if context.current().settings.autotune:
             raise ConfigurationError(
-                "--autotune looks for the size of PyTorch's gradient buckets; others are exchanged all at once. "
-                "Leave it out."
+                "--autotune changes the size of gradient buckets between steps, which PyTorch's can do; those of "
+                "TensorFlow and JAX stay as they were made. Leave it out, and give a size: --strategy data:bucket_mb=8"
             )
         self._announce_to()
 
