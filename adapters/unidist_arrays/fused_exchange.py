@@ -61,6 +61,7 @@ class FusedExchange:
 
     Attributes:
         layout: another number whenever memory has changed.
+        scale: the factor that the sums of the last complete step had.
         gathered: where each rank takes its shard: the sparse gradients of the last complete step by place, with the
             rows of all ranks. In the shards these gradients are zeros.
     """
@@ -78,6 +79,7 @@ class FusedExchange:
         self.update = update
         self.variables = tuple(variables)
         self.layout = 0
+        self.scale = 1.0
         self._list_held = held
         self._held = self.variables
         self._keeps_results = keeps_results
@@ -245,6 +247,7 @@ class FusedExchange:
     def _complete(self, scale: float | None, *, is_joined: bool = False) -> ExchangeResult:
         update = self.update
         assert self._slices is not None
+        self.scale = update.scale if scale is None else scale
         present, _ = update.finish(scale=scale, is_joined=is_joined)
         gathered = self._slices.exchange(update.whole_scale(scale))
         self._conclude(gathered)

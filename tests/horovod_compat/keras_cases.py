@@ -126,6 +126,31 @@ def computed_and_applied(hvd: Any, kind: str, sums: bool) -> Any:
     return [found, weight.numpy()]
 
 
+@case(*((kind, average, in_graph) for kind in KINDS for average in (False, True) for in_graph in (False, True)))
+def several_passes_for_one_update(hvd: Any, kind: str, average: bool, in_graph: bool) -> Any:
+    """Return weights, and what the optimizer counts: `iterations` that Adam's correction and schedules follow."""
+    optimizer = hvd.DistributedOptimizer(
+        kinds()[kind](), backward_passes_per_step=3, average_aggregated_gradients=average
+    )
+    weight, own = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
+    optimizer.register_local_var(own)
+    if not kind.startswith("old"):
+        optimizer.build([weight, own])
+    _ = optimizer.iterations
+
+    def step(factor: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * weight + own * own) * factor
+        optimizer.apply_gradients(optimizer._compute_gradients(loss, [weight, own], tape=tape))
+
+    stepping = tf.function(step) if in_graph else step
+    found = []
+    for number in range(7):
+        stepping(tf.constant(hvd.rank() + 1.0 + number))
+        found += [weight.numpy(), own.numpy(), int(optimizer.iterations), int(optimizer._agg_helper.counter.numpy())]
+    return [*found, hvd.DistributedOptimizer(kinds()[kind]())._agg_helper]
+
+
 @case(*KINDS)
 def what_an_optimizer_is(hvd: Any, kind: str) -> Any:
     plain = kinds()[kind]()

@@ -113,6 +113,12 @@ class Binding(WeightsLoss, SharesStatistics):
                 "local variables and a strategy that shards, clips or scales gradients do not go together: leave "
                 "register_local_var out"
             )
+        if self.passes > 1 or self._update.context.is_elastic:
+            raise UsageError(
+                f"local variables with {self.passes} passes per update, or in an elastic job: on JAX only exchanged "
+                "gradients are summed up over passes. Leave register_local_var out, let each pass make an update, or "
+                "use KERAS_BACKEND=tensorflow"
+            )
         self._local.add(id(variable))
 
     # Building

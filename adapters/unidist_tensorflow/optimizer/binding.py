@@ -8,6 +8,7 @@ that TensorFlow, which reuses the memory of tensors that nobody else waits for, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -43,6 +44,7 @@ from unidist_tensorflow.operations.graph import unconverted
 from unidist_tensorflow.optimizer.acting import ActingStep
 from unidist_tensorflow.optimizer.gathered_step import CutVariable, GatheredStep
 from unidist_tensorflow.optimizer.inner_step import Entry, InnerStep, WholeStep, is_of_keras
+from unidist_tensorflow.optimizer.local_sums import LocalSums
 from unidist_tensorflow.optimizer.preconditions import check_can_distribute
 
 _SCALE = tf.TensorSpec([], tf.float64)
@@ -76,6 +78,7 @@ class Binding(WeightsLoss, SharesStatistics):
         self._places: dict[Any, int] = {}  # of exchanged variables by key
         self._variables: list[Any] = []  # the exchanged ones
         self._local: set[Any] = set()
+        self._local_sums = LocalSums()  # of several passes
         self._built_for: list[Any] | None = None  # what `build` was called for, after the optimizer was bound
         self._initial: Callable[[], Sequence[Any]] | None = None
         self._of_model: Callable[[], Sequence[Any]] | None = None
@@ -218,6 +221,8 @@ class Binding(WeightsLoss, SharesStatistics):
         for i, variable in enumerate(variables):
             if self._key(variable) in self._places:
                 gradients[i] = self.inner.own_gradient(variable, gradients[i])
+            elif self._sums_local:
+                self._local_sums.add(self._key(variable), variable, gradients[i])
         if self.inner.sharded and not self._update.context.is_elastic:  # there a rank that joins traces alone
             self._agree_on_sparse(self._own(variables, gradients))
         if tf.executing_eagerly():
@@ -284,7 +289,7 @@ class Binding(WeightsLoss, SharesStatistics):
             result = self._exchange.flush()
         if result is None or not result.complete:
             return False
-        self._step_eagerly(self._variables, [None] * len(self._variables), result)
+        self._step_eagerly(self._trained, [None] * len(self._trained), result)
         return True
 
     @property
@@ -366,7 +371,8 @@ class Binding(WeightsLoss, SharesStatistics):
     def _complete(self, variables: list[Any], gradients: list[Any]) -> tuple[list[Any], list[Any]]:
         """Add the variables that were not given: another rank may have a gradient for them."""
         given = {self._key(variable) for variable in variables}
-        missing = [v for v in self._variables if v.trainable and self._key(v) not in given]
+        wanted = self._trained if self._sums_local else self._variables  # earlier passes may have had local gradients
+        missing = [v for v in wanted if v.trainable and self._key(v) not in given]
         unknown = given - self._places.keys() - self._local
         if unknown:
             names = [str(getattr(v, "path", v.name)) for v in variables if self._key(v) in unknown]
@@ -400,6 +406,32 @@ class Binding(WeightsLoss, SharesStatistics):
             entries.append(Entry(variable, self._scaled(gradient) if place is None else gradient, place))
         return entries
 
+    @property
+    def _sums_local(self) -> bool:
+        """Whether gradients of local variables are summed up over the passes of an update."""
+        return self.passes > 1 and bool(self._local)
+
+    def _with_local_sums(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries of an update, of several passes with the sums of the gradients of local variables."""
+        exchange = self._exchange
+        if not self._sums_local or exchange is None:
+            return entries
+        update = self._update
+        averaged = update.num_ranks if update.average else 1  # by which the factor of the exchanged sums divides, too
+        divisor = update.num_ranks if self.scale_local else 1
+        [scale] = host_node(
+            lambda: [np.asarray(exchange.scale)], [], [_SCALE], name="unidist_scale", keeper=self._host_functions
+        )
+        found = []
+        for entry in entries:
+            if entry.place is not None:
+                found.append(entry)
+                continue
+            total = self._local_sums.take(self._key(entry.variable), scale * (averaged / divisor))
+            if total is not None:
+                found.append(replace(entry, gradient=total))
+        return found
+
     def _agree_on_sparse(self, own: Mapping[int, Gradient]) -> None:
         assert self._exchange is not None
         with tf.init_scope(), as_op_errors():
@@ -414,11 +446,13 @@ class Binding(WeightsLoss, SharesStatistics):
         result = exchange_eagerly(self._exchange, self._own(variables, gradients))
         if result.complete:
             self._step_eagerly(variables, gradients, result)
+        else:
+            self._pass_without_update()
 
     def _step_eagerly(self, variables: list[Any], gradients: list[Any], result: ExchangeResult) -> None:
         exchange = self._exchange
         assert exchange is not None
-        entries = self._entries(variables, gradients)
+        entries = self._with_local_sums(self._entries(variables, gradients))
         self._acting.around(self._variables, self.inner, lambda: self.inner.step_eagerly(exchange, entries, result))
         self._update.applied()
 
@@ -437,10 +471,17 @@ class Binding(WeightsLoss, SharesStatistics):
         if self._update.accumulation.passes == 1 and self._update.scaler is None and not self._passes_vary:
             self._step_in_graph(exchange, entries, outputs)
         else:
-            tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), lambda: False)
+            tf.cond(complete, lambda: self._step_in_graph(exchange, entries, outputs), self._pass_without_update)
+
+    def _pass_without_update(self) -> bool:
+        """Do what a pass asks for that makes no update, eagerly or in a graph's branch; returns False."""
+        return False
 
     def _step_in_graph(self, exchange: FusedExchange, entries: list[Entry], outputs: list[tf.Tensor]) -> bool:
         added = AddedOperations()
+        entries = self._with_local_sums(entries)
+        if self._sums_local:  # of a branch's graph, as the sums are: Keras takes gradients of one graph alone
+            outputs = [tf.identity(each) for each in outputs]
         memory = self._acting.around(
             self._variables, self.inner, lambda: self.inner.step_in_graph(exchange, entries, outputs)
         )

@@ -30,7 +30,8 @@ class LegacyOptimizerMixin(BoundMixin):
     ) -> tf.Variable:
         """Exchange the gradients, then let tf_keras clip, look for overflows and update. Collective.
 
-        Inside a window of accumulate=N nothing is sent and nothing changes, `iterations` included: it counts updates.
+        Inside a window nothing is sent, and no weight changes. `iterations` counts updates with accumulate=N, and as
+        Horovod's it counts every pass with `backward_passes_per_step`.
 
         Args:
             grads_and_vars: pairs; ranks may differ in which gradients are None.
@@ -54,6 +55,11 @@ class LegacyOptimizerMixin(BoundMixin):
         elif pairs:
             self._unidist.apply_pairs(pairs, name)
         return self.iterations  # type: ignore[attr-defined]  # of an optimizer
+
+    @property
+    def _agg_helper(self) -> OpenWindow | None:
+        """What scripts read of Horovod's optimizer: `_agg_helper.counter`, if an update takes several passes."""
+        return OpenWindow(self._unidist.distributed_update) if self._unidist.passes > 1 else None
 
     def minimize(self, *args: Any, **kwargs: Any) -> Any:
         """Compute gradients, exchange and apply them, as `fit` does. Collective."""
@@ -100,11 +106,13 @@ class LegacyBinding(Binding):
 
     Attributes:
         reduction: of gradients that the script computes by the optimizer, for itself; None: there is none.
+        counts_passes: `iterations` counts every pass: schedules and Adam's correction follow it as under Horovod.
     """
 
     def __init__(self, optimizer: Any, plain: type[Any], update: Update) -> None:
         self._apply_plainly = _PlainApply(plain)
         self.reduction: PairReduction | None = None
+        self.counts_passes = False
         self._is_minimizing = False
         self._has_reduced: bool | None = None
         super().__init__(optimizer, self._apply_plainly, update)  # type: ignore[arg-type]  # has what it needs
@@ -141,6 +149,11 @@ class LegacyBinding(Binding):
         has_reduced, self._has_reduced = self._has_reduced, None
         return has_reduced
 
+    def _pass_without_update(self) -> bool:
+        if self.counts_passes:
+            self._optimizer.iterations.assign_add(1)
+        return False
+
     def _build(self, variables: Any) -> list[Any]:
         optimizer = self._optimizer
         if "_trainable_variables" not in optimizer.__dict__:
@@ -175,6 +188,38 @@ class LegacyBinding(Binding):
 def is_reduced(optimizer: Any) -> dict[str, bool]:
     """Return the argument of `apply_gradients` that says so, of this optimizer of tf_keras."""
     return {"experimental_aggregate_gradients": False} if is_old(optimizer) else {"skip_gradients_aggregation": True}
+
+
+class OpenWindow:
+    """The passes of the update that is under way, by the names of Horovod's `LocalGradientAggregationHelper`.
+
+    Args:
+        update: whose passes they are.
+    """
+
+    def __init__(self, update: Update) -> None:
+        self._update = update
+
+    @property
+    def counter(self) -> tf.Tensor:
+        """The number of passes since the last update, a scalar. Outside of graphs, where it would never change.
+
+        Raises:
+            UsageError: within tf.function.
+        """
+        if not tf.executing_eagerly():
+            raise UsageError("_agg_helper.counter was read within tf.function, which would keep it: read it outside")
+        return tf.constant(self._update.window.num_passes)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """Passes that make one update."""
+        return self._update.accumulation.passes
+
+    @property
+    def average_aggregated_gradients(self) -> bool:
+        """Whether the update uses their mean, else their sum."""
+        return self._update.accumulation.average
 
 
 class _PlainApply:

@@ -275,7 +275,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             it over the number of ranks.
         op: Average or Sum.
         backward_passes_per_step: calls of `apply` (tf_keras: `apply_gradients`) that make one update; their gradients
-            are added up. In between nothing changes, `iterations` included (Horovod counts every call there).
+            are added up. In between no weight changes. `iterations` of tf_keras counts every call, as under Horovod;
+            that of Keras 3, which Horovod does not take, counts updates.
         average_aggregated_gradients: the mean over those passes instead of their sum.
         num_groups: deprecated; use `groups`.
         groups: gradients of one group travel together: a number of groups, or a list of lists of variables, of which
@@ -336,6 +337,8 @@ def distribute_optimizer(optimizer: Any, arguments: OptimizerArguments) -> Any:
     bound = bind_legacy(optimizer, update) if legacy else bind(optimizer, update)
     bound._unidist.scale_local = arguments.scale_local_gradients
     bound._unidist.groups = listed_groups(arguments.groups)
+    if legacy:
+        bound._unidist.counts_passes = passes != 1
     if legacy and not isinstance(arguments.compression, str | GradientCompressor):
         bound._unidist.reduction = PairReduction(
             scale_local=arguments.scale_local_gradients,

@@ -316,6 +316,10 @@ def test_layers_that_are_each_ranks_own_are_left_out(two: PartOfPool) -> None:
             shared, own = model.layers[0].get_weights(), model.layers[-1].get_weights()
             assert equal_on_all_ranks([each.tobytes() for each in shared])
             assert not equal_on_all_ranks([each.tobytes() for each in own])
+            with pytest.raises(UsageError, match="on JAX only exchanged gradients are summed up"):
+                ud.PartialDistributedOptimizer(
+                    keras.optimizers.SGD(0.1), local_layers=model.layers[-1], backward_passes_per_step=2
+                )
 
     two.run(on_rank)
 

@@ -150,12 +150,14 @@ def test_passes_make_one_update_and_local_variables_stay_apart(pool: Pool) -> No
 
             gradient = tf.constant(1.0 + hvd.rank(), tf.float64)
             step(gradient)
-            assert (float(w), int(optimizer.iterations)) == (0.0, 0)
+            assert (float(w), int(optimizer.iterations), int(optimizer._agg_helper.counter)) == (0.0, 1, 1)
             step(gradient)
-            assert (float(w), int(optimizer.iterations)) == (-3.0, 1)
+            assert (float(w), int(optimizer.iterations), int(optimizer._agg_helper.counter)) == (-3.0, 2, 0)
+            assert float(own) == -(1.0 + hvd.rank())
             step(gradient)
             assert optimizer.flush()
-            assert (float(w), int(optimizer.iterations)) == (-4.5, 2)
+            assert (float(w), int(optimizer.iterations), int(optimizer._agg_helper.counter)) == (-4.5, 4, 0)
+            assert float(own) == -1.5 * (1.0 + hvd.rank())
             assert optimizer.backward_passes_per_step == 2
 
         each_loop(work)

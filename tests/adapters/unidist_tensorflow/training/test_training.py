@@ -314,6 +314,48 @@ def test_several_optimizers_with_local_and_frozen_variables(pool: Pool) -> None:
     pool(2, "shm").run(on_rank)
 
 
+@pytest.mark.parametrize("average", [False, True])
+def test_local_variables_get_the_gradients_of_all_passes(pool: Pool, average: bool) -> None:
+    """As one process has them that sums up, or averages, the passes of all ranks and divides by their number."""
+
+    def on_rank() -> None:
+        def check(mode: str) -> None:
+            shared, own, rows = one_variable([1.0, 2.0]), one_variable([1.0, 2.0]), one_variable([[1.0], [2.0]])
+            optimizer = DistributedOptimizer(
+                keras.optimizers.SGD(0.1, momentum=0.5), backward_passes_per_step=3,
+                average_aggregated_gradients=average,
+            )  # fmt: skip
+            optimizer.register_local_var(own)
+            optimizer.register_local_var(rows)
+            passes = np.random.default_rng(ud.rank()).normal(size=(7, 2))
+
+            def step(gradient: tf.Tensor, has_rows: bool) -> None:
+                slices = tf.IndexedSlices(gradient[:1, None], tf.constant([1]), tf.constant([2, 1]))
+                pairs = [(gradient, shared), (gradient, own), *[(slices, rows)] * has_rows]
+                optimizer.apply([each for each, _ in pairs], [each for _, each in pairs])
+
+            stepping = tf.function(step, autograph=False) if mode == "function" else step
+            optimizer.build([shared, own, rows])
+            for i, gradient in enumerate(passes):
+                stepping(tf.constant(gradient), i % 3 != 2)
+            assert optimizer.flush()
+
+            expected, velocity = np.array([[1.0, 2.0], [1.0, 2.0]]), np.zeros((2, 2))
+            for start in (0, 3, 6):
+                part = passes[start : start + 3]
+                row = part[:2, 0].sum()
+                total = np.array([part.sum(axis=0), [0.0, row]]) / ud.size() / (len(part) if average else 1)
+                velocity = 0.5 * velocity - 0.1 * total
+                expected += velocity
+            np.testing.assert_allclose(own.numpy(), expected[0], rtol=0, atol=1e-12)
+            np.testing.assert_allclose(rows.numpy()[:, 0], expected[1], rtol=0, atol=1e-12)
+            assert np.abs(shared.numpy() - own.numpy()).max() > 1e-3  # which the other rank's gradients are in
+
+        each_loop(check)
+
+    pool(2, "shm").run(on_rank)
+
+
 def test_gradients_that_an_optimizer_keeps_are_not_overwritten(pool: Pool) -> None:
     def on_rank() -> None:
         class Remembers(keras.optimizers.SGD):
