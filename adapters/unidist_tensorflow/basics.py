@@ -16,6 +16,7 @@ from unidist.settings import device_index
 from unidist.topology import Topology
 from unidist.training.seeding import seed_python
 from unidist_tensorflow.memory import DTYPES, Array, array_of_buffer, buffer_of
+from unidist_tensorflow.xla import check_not_for_xla
 
 _log = logging.getLogger("unidist")
 
@@ -177,6 +178,7 @@ def _when_run(value: Callable[[], int], name: str) -> tf.Tensor:
     """Return a number that is looked up each time the graph is run; it does not wait for other ranks."""
     if tf.executing_eagerly():
         return tf.constant(value(), tf.int32)
+    check_not_for_xla(name)
     found = tf.numpy_function(lambda: np.int32(value()), [], tf.int32, name=name)
     found.set_shape([])
     return found

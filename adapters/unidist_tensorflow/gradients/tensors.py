@@ -20,6 +20,7 @@ from unidist_tensorflow.gradients.storing import GradientStore
 from unidist_tensorflow.memory import NUMPY_DTYPES, Array, array_of, tensor_of_array
 from unidist_tensorflow.operations import graph
 from unidist_tensorflow.operations.errors import as_op_errors
+from unidist_tensorflow.xla import check_not_for_xla
 
 EXCHANGE_NAME = "unidist_exchange_of_gradients_which_needs_jit_compile_False"
 """Of the node in graphs; XLA, which cannot call into the host, names it in its error."""
@@ -163,6 +164,7 @@ def host_node(
         with as_op_errors():
             return [tensor_of_array(array) for array in function(*map(array_of, inputs))]
 
+    check_not_for_xla(name)
     kept = _kept(function, keeper)
 
     def run(*arrays: Any) -> Sequence[Array]:

@@ -35,6 +35,7 @@ from unidist_arrays.operations import Prepare, PreparedCall, PreparedOperations
 from unidist_tensorflow.memory import Array
 from unidist_tensorflow.operations.async_calls import AsyncCall, async_call
 from unidist_tensorflow.operations.graph_failures import FAILURE, fail_if_told, failure_of, no_failure
+from unidist_tensorflow.xla import check_not_for_xla
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,6 +71,7 @@ def detached(
         ignore_name_scope: leave those scopes out of the name by which ranks match.
         in_program_order: in a `tf.function`, run it after the stateful nodes before it and before those after it.
     """
+    check_not_for_xla(name)
     with tf.name_scope(valid_name(name)) as scope, tf.device("CPU:0"):
         matched = scope.rstrip("/")
         if ignore_name_scope:
