@@ -8,6 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from unidist.errors import ConfigurationError
 from unidist_spark.runner import active_spark, run
 
 __all__ = ["Backend", "SparkBackend", "default_num_proc"]
@@ -54,10 +55,15 @@ class SparkBackend(Backend):
         num_proc: number of ranks; default: `spark.default.parallelism`.
         env: variables of every rank.
         options: further arguments of `run`.
+
+    Raises:
+        ConfigurationError: no process at all.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **options: Any) -> None:
-        self._num_proc = num_proc or default_num_proc()
+        self._num_proc = default_num_proc() if num_proc is None else num_proc
+        if self._num_proc < 1:
+            raise ConfigurationError(f"SparkBackend: num_proc={num_proc}: a job has at least 1 process.")
         self._env = dict(env or {})
         self._options = options
 

@@ -67,20 +67,25 @@ class RankRows:
         rank: of this process.
         num_ranks: number of ranks.
         columns: to read.
+        keep: they are read once, and stay in memory.
     """
 
-    def __init__(self, path: str, *, rank: int, num_ranks: int, columns: Sequence[str]) -> None:
+    def __init__(self, path: str, *, rank: int, num_ranks: int, columns: Sequence[str], keep: bool = False) -> None:
         parts = divide(list_row_groups(path), num_ranks)
         self._groups = parts[rank]
         self._fs, _ = fsspec.core.url_to_fs(path)
         self._columns = list(columns)
         self._most_rows = max(sum(group.num_rows for group in part) for part in parts)
+        self._keep = keep
+        self._kept: Columns | None = None
 
     def num_batches(self, batch_size: int) -> int:
         """Return how many batches an epoch has, on every rank."""
         return -(-self._most_rows // batch_size)
 
-    def batches(self, batch_size: int, *, shuffle_seed: int | None) -> Iterator[Columns]:
+    def batches(
+        self, batch_size: int, *, shuffle_seed: int | None, num_batches: int | None = None
+    ) -> Iterator[Columns]:
         """Return the batches of an epoch.
 
         A rank that has fewer rows than another begins again with its first ones, as PyTorch's DistributedSampler does.
@@ -89,14 +94,17 @@ class RankRows:
         Args:
             batch_size: number of rows.
             shuffle_seed: of the order of the rows, within this rank; None: as they are in the files.
+            num_batches: so many full ones instead, of the first rows in that order.
         """
-        rows = self._read()
+        rows = self._kept or self._read()
+        if self._keep:
+            self._kept = rows
         num_rows = len(next(iter(rows.values())))
         order = np.arange(num_rows)
         if shuffle_seed is not None:
             np.random.default_rng(shuffle_seed).shuffle(order)
-        order = np.resize(order, self._most_rows)
-        for start in range(0, self._most_rows, batch_size):
+        order = np.resize(order, num_batches * batch_size if num_batches else self._most_rows)
+        for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
             yield {name: values[chosen] for name, values in rows.items()}
 

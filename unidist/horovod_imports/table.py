@@ -155,8 +155,18 @@ MODULES: dict[str, Answer] = {
         names=_also("unidist.spark", "get_available_devices"),
         missing=_missing("use horovod.spark.run", "gloo_exec_fn mpirun_exec_fn task_exec"),
     ),
-    "horovod.spark.keras": Answer(names=_also("unidist.spark", "KerasEstimator KerasModel")),
-    "horovod.spark.torch": Answer(names=_also("unidist.spark", "TorchEstimator TorchModel")),
+    "horovod.spark.keras": Answer(
+        names={
+            **_also("unidist_spark.estimators.horovod", "KerasEstimator"),
+            **_also("unidist.spark", "KerasModel"),
+        }
+    ),
+    "horovod.spark.torch": Answer(
+        names={
+            **_also("unidist_spark.estimators.horovod", "TorchEstimator"),
+            **_also("unidist.spark", "TorchModel"),
+        }
+    ),
     "horovod.torch": Answer("unidist.torch", names={"check_extension": "unidist.horovod_api.util:check_extension"}),
     "horovod.torch.compression": Answer("unidist.torch.compression"),
     "horovod.torch.elastic": Answer("unidist.torch.elastic"),

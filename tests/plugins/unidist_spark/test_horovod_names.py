@@ -23,7 +23,8 @@ from horovod.spark.common.store import Store
 from horovod.spark.keras import KerasEstimator, KerasModel
 from horovod.spark.torch import TorchEstimator, TorchModel
 assert horovod.spark.run is unidist.spark.run
-assert KerasEstimator is unidist.spark.KerasEstimator and Store is unidist.spark.Store
+assert issubclass(KerasEstimator, unidist.spark.KerasEstimator) and Store is unidist.spark.Store
+assert issubclass(TorchEstimator, unidist.spark.TorchEstimator) and TorchModel is unidist.spark.TorchModel
 from horovod.spark.common.backend import Backend, SparkBackend, default_num_proc
 from horovod.spark.task import get_available_devices
 assert issubclass(SparkBackend, Backend) and get_available_devices() == []

@@ -56,6 +56,24 @@ def test_each_epoch_has_its_own_order_and_the_same_rows(tmp_path: Path) -> None:
     assert sorted(whole) == list(range(8))
 
 
+def test_a_number_of_batches_takes_the_first_rows_or_begins_again(tmp_path: Path) -> None:
+    _write(tmp_path, [6])
+    rows = RankRows(str(tmp_path), rank=0, num_ranks=1, columns=["number"])
+    found = {count: [list(batch["number"]) for batch in rows.batches(4, shuffle_seed=None, num_batches=count)]
+             for count in (1, 2)}  # fmt: skip
+    assert found == {1: [[0, 1, 2, 3]], 2: [[0, 1, 2, 3], [4, 5, 0, 1]]}
+
+
+def test_rows_that_are_kept_are_read_once(tmp_path: Path) -> None:
+    _write(tmp_path, [6])
+    kept, read = (RankRows(str(tmp_path), rank=0, num_ranks=1, columns=["number"], keep=keep) for keep in (True, False))
+    first = [list(batch["number"]) for batch in kept.batches(4, shuffle_seed=None)]
+    (tmp_path / "part-0.parquet").unlink()
+    assert [list(batch["number"]) for batch in kept.batches(4, shuffle_seed=None)] == first
+    with pytest.raises(FileNotFoundError):
+        next(read.batches(4, shuffle_seed=None))
+
+
 def test_fewer_row_groups_than_ranks_are_an_error(tmp_path: Path) -> None:
     _write(tmp_path, [5])
     with pytest.raises(ConfigurationError, match="2 ranks, but the data has 1 row groups"):

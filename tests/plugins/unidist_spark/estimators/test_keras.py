@@ -11,6 +11,7 @@ import pytest
 
 from unidist.errors import ConfigurationError
 from unidist_spark import KerasEstimator, Store
+from unidist_spark.estimators import horovod
 from unidist_spark.row_groups import RankRows
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed; `make test-integrations` has it")
@@ -46,14 +47,18 @@ def _net() -> Any:
 def _rows(spark: Any) -> Any:
     random = np.random.default_rng(0)
     found = [
-        ([float(a), float(b)], float(c), float(a - b), bool(n % 4 == 0))
+        ([float(a), float(b)], float(c), float(a - b), bool(n % 4 == 0), (1 + n) / NUM_ROWS)
         for n, (a, b, c) in enumerate(random.normal(size=(NUM_ROWS, 3)))
     ]
-    return spark.createDataFrame(found, "x array<double>, z double, y double, keep boolean").coalesce(1)
+    return spark.createDataFrame(found, "x array<double>, z double, y double, keep boolean, w double").coalesce(1)
 
 
 def _estimator(folder: Path, **options: Any) -> KerasEstimator:
-    given = {
+    return KerasEstimator(**{**_arguments(folder), **options})
+
+
+def _arguments(folder: Path) -> dict[str, Any]:
+    return {
         "model": _net(),
         "optimizer": keras.optimizers.Adam(0.02),
         "loss": "mse",
@@ -68,7 +73,6 @@ def _estimator(folder: Path, **options: Any) -> KerasEstimator:
         "run_id": "one",
         "shuffle": False,
     }
-    return KerasEstimator(**{**given, **options})
 
 
 def test_it_trains_as_one_process_resumes_on_fewer_ranks_and_predicts(start_spark: StartSpark, tmp_path: Path) -> None:
@@ -87,7 +91,7 @@ def test_it_trains_as_one_process_resumes_on_fewer_ranks_and_predicts(start_spar
     assert _difference(fitted.model, other) > 1e-6  # what a rank alone would have found
     for row in fitted.transform(rows).collect():
         alone = net([np.array([row["x"]]), np.array([[row["z"]]])]).numpy().item()
-        assert abs(row["y__output"][0] - alone) < 1e-12
+        assert abs(row["y__output"] - alone) < 1e-12
 
     resumed = _estimator(tmp_path, validation="keep", num_proc=1, epochs=3).fit(rows)
     losses += _train_alone(net, optimizer, tmp_path, 1, num_parts=1, num_files=1)
@@ -95,36 +99,59 @@ def test_it_trains_as_one_process_resumes_on_fewer_ranks_and_predicts(start_spar
     assert np.allclose(resumed.history["loss"], losses, rtol=0, atol=1e-12)
 
 
-def test_sharded_weights_are_whole_in_what_is_returned(start_spark: StartSpark, tmp_path: Path) -> None:
-    fitted = _estimator(tmp_path, strategy="zero=3").fit(_rows(start_spark("local[2]")))
-    net = _net()
-    _train_alone(net, keras.optimizers.Adam(0.02), tmp_path, 2, num_parts=2, num_files=2)
-    assert _difference(fitted.model, net) < 1e-12
+def test_horovods_arguments_have_the_numbers_of_one_process(start_spark: StartSpark, tmp_path: Path) -> None:
+    from unidist.tensorflow.keras.callbacks import BestModelCheckpoint
+
+    given = _arguments(tmp_path)
+    given |= {"sample_weight_col": "w", "checkpoint_callback": BestModelCheckpoint("loss", mode="max")}
+    estimator = horovod.KerasEstimator(**given, strategy="zero=3")
+    estimator.save(str(tmp_path / "estimator"))
+    loaded = horovod.KerasEstimator.load(str(tmp_path / "estimator"))
+    fitted = loaded.fit(_rows(start_spark("local[2]")))
+    losses = fitted.getHistory()["loss"]
+    assert losses[0] > losses[1]  # so the checkpoint chooses the first epoch
+    for rate, weight, num_parts in ((0.04, "w", 2), (0.02, "w", 2), (0.04, None, 2), (0.04, "w", 1)):
+        net = _net()
+        optimizer = keras.optimizers.Adam(rate)
+        _train_alone(net, optimizer, tmp_path, 1, num_parts=num_parts, num_files=2, weight=weight)
+        assert (_difference(fitted.model, net) < 1e-12) == (rate == 0.04 and weight == "w" and num_parts == 2)
 
 
 def test_bad_input_is_an_error(start_spark: StartSpark, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"the model .* is not built"):
-        _estimator(tmp_path, model=keras.Sequential([keras.layers.Dense(1)]))
-    with pytest.raises(ConfigurationError, match=r"label_cols=\[\]"):
-        _estimator(tmp_path, label_cols=[])
-    with pytest.raises(ConfigurationError, match="epochs=0"):
-        _estimator(tmp_path, epochs=0)
-    with pytest.raises(ConfigurationError, match=r"no columns \['w'\]; it has \['x', 'z', 'y', 'keep'\]"):
-        _estimator(tmp_path, feature_cols=["x", "w"]).fit(_rows(start_spark("local[2]")))
+    checkpoint = keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)
+    for options, message in (
+        ({"model": keras.Sequential([keras.layers.Dense(1)])}, r"the model .* is not built"),
+        ({"label_cols": []}, r"label_cols=\[\]"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"checkpoint_callback": checkpoint}, "checkpoint_callback has save_freq=5"),
+        ({"feature_cols": ["x", "v"]}, r"no columns \['v'\]; it has \['x', 'z', 'y', 'keep', 'w'\]"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            _estimator(tmp_path, **options).fit(_rows(start_spark("local[2]")))
 
 
-def _train_alone(net: Any, optimizer: Any, folder: Path, epochs: int, *, num_parts: int, num_files: int) -> list[float]:
+def _train_alone(
+    net: Any,
+    optimizer: Any,
+    folder: Path,
+    epochs: int,
+    *,
+    num_parts: int,
+    num_files: int,
+    weight: str | None = None,
+) -> list[float]:
     """Train on the batches of `num_parts` of `num_files` ranks together; return the loss of each epoch."""
     path = str(folder / "intermediate_train_data" / "one")
-    parts = [RankRows(path, rank=rank, num_ranks=num_files, columns=["x", "z", "y"]) for rank in range(num_parts)]
+    names = ["x", "z", "y", *([weight] if weight else [])]
+    parts = [RankRows(path, rank=rank, num_ranks=num_files, columns=names) for rank in range(num_parts)]
     net.compile(optimizer, "mse", jit_compile=False)
     losses = []
     for _ in range(epochs):
         sums = np.zeros(2)
         for batches in zip(*(part.batches(4, shuffle_seed=None) for part in parts), strict=True):
-            x, z, y = (np.concatenate([batch[name] for batch in batches]) for name in ("x", "z", "y"))
+            x, z, y, *w = (np.concatenate([batch[name] for batch in batches]) for name in names)
             net.reset_metrics()
-            sums += float(net.train_on_batch([x, z[:, None]], y)) * len(y), len(y)
+            sums += float(net.train_on_batch([x, z[:, None]], y, *w)) * len(y), len(y)
         losses.append(sums[0] / sums[1])
     return losses
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from unidist.errors import ConfigurationError
-from unidist_spark import Store, TorchEstimator
+from unidist_spark import SparkBackend, Store, TorchEstimator, TorchModel
+from unidist_spark.estimators import horovod
 from unidist_spark.row_groups import RankRows
 
 pytestmark = [pytest.mark.parallel, pytest.mark.slow]
@@ -29,15 +29,19 @@ def _net() -> nn.Module:
 def _rows(spark: Any) -> Any:
     random = np.random.default_rng(0)
     found = [
-        ([float(a), float(b)], float(a - b), bool(n % 4 == 0))
+        ([float(a), float(b)], float(a - b), bool(n % 4 == 0), (1 + n) / NUM_ROWS)
         for n, (a, b) in enumerate(random.normal(size=(NUM_ROWS, 2)))
     ]
-    return spark.createDataFrame(found, "x array<double>, y double, keep boolean")
+    return spark.createDataFrame(found, "x array<double>, y double, keep boolean, w double")
 
 
 def _estimator(folder: Path, **options: Any) -> TorchEstimator:
+    return TorchEstimator(**{**_arguments(folder), **options})
+
+
+def _arguments(folder: Path) -> dict[str, Any]:
     net = _net()
-    given = {
+    return {
         "model": net,
         "optimizer": torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9),
         "loss": nn.functional.mse_loss,
@@ -49,7 +53,6 @@ def _estimator(folder: Path, **options: Any) -> TorchEstimator:
         "epochs": 2,
         "run_id": "one",
     }
-    return TorchEstimator(**{**given, **options})
 
 
 def test_it_trains_as_one_process_and_predicts(start_spark: StartSpark, tmp_path: Path) -> None:
@@ -62,11 +65,60 @@ def test_it_trains_as_one_process_and_predicts(start_spark: StartSpark, tmp_path
     assert np.allclose(fitted.history["loss"], losses, rtol=0, atol=1e-12)
     wrong, _ = _alone(str(tmp_path / "intermediate_train_data" / "one"), num_parts=1)
     assert (fitted.model[0].weight - wrong[0].weight).abs().max() > 1e-6  # what a rank alone would have found
-    predicted = fitted.transform(rows).collect()
-    assert len(predicted) == NUM_ROWS
-    for row in predicted:
-        with torch.no_grad():
-            assert abs(row["y__output"][0] - fitted.model(torch.tensor(row["x"], dtype=torch.float64)).item()) < 1e-12
+    fitted.setOutputCols(["found"]).save(str(tmp_path / "fitted"))
+    for model in fitted, TorchModel.load(str(tmp_path / "fitted")):
+        predicted = model.transform(rows)
+        assert predicted.columns == [*rows.columns, "found"]
+        assert predicted.count() == NUM_ROWS
+        for row in predicted.collect():
+            with torch.no_grad():
+                expected_here = expected(torch.tensor(row["x"], dtype=torch.float64)).item()
+            assert abs(row["found"] - expected_here) < 1e-12
+
+
+def test_horovods_arguments_have_the_numbers_of_one_process(start_spark: StartSpark, tmp_path: Path) -> None:
+    rows = _rows(start_spark("local[2]"))
+    given = {
+        "run_id": None, "num_proc": None, "backend": SparkBackend(num_proc=2), "backward_passes_per_step": 2,
+        "sample_weight_col": "w", "shuffle": False, "inmemory_cache_all": True,
+    }  # fmt: skip
+    estimator = horovod.TorchEstimator(**{**_arguments(tmp_path), **given})
+    estimator.save(str(tmp_path / "estimator"))
+    fitted = horovod.TorchEstimator.load(str(tmp_path / "estimator")).setRunId("one").fit(rows)
+    path = str(tmp_path / "intermediate_train_data" / "one")
+    expected, losses = _alone(path, num_parts=2, rate=0.2, weight="w", passes=2)
+    assert _difference(fitted.model, expected) < 1e-12
+    assert np.allclose(fitted.history["loss"], losses, rtol=0, atol=1e-12)
+    for wrong in ({"rate": 0.1}, {"passes": 1}, {"weight": None}, {"num_parts": 1}):
+        other, _ = _alone(path, **{"num_parts": 2, "rate": 0.2, "weight": "w", "passes": 2, **wrong})
+        assert _difference(fitted.model, other) > 1e-6
+
+    again = estimator.copy({estimator.sample_weight_col: None, estimator.train_steps_per_epoch: 1})
+    parquet = again.setRunId("two").setEpochs(1).fit_on_parquet(dataset_idx="one")
+    expected, _ = _alone(path, num_parts=2, rate=0.2, passes=2, epochs=1, steps=1)
+    assert _difference(parquet.model, expected) < 1e-12
+
+
+def test_a_class_of_the_script_and_outputs_of_several_numbers(start_spark: StartSpark, tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    net = Net()
+    rows = _rows(start_spark("local[2]"))
+    fitted = _estimator(
+        tmp_path,
+        num_proc=1,
+        epochs=1,
+        model=net,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        loss=lambda output, label: nn.functional.cross_entropy(output, (label > 0).long()),
+    ).fit(rows)
+    assert len(fitted.transform(rows).first()["y__output"]) == 3
 
 
 def test_vectors_and_validation_by_a_column(start_spark: StartSpark, tmp_path: Path) -> None:
@@ -79,7 +131,7 @@ def test_vectors_and_validation_by_a_column(start_spark: StartSpark, tmp_path: P
     kept = RankRows(str(tmp_path / "intermediate_val_data" / "one"), rank=0, num_ranks=1, columns=["y"])
     assert sum(len(batch["y"]) for batch in kept.batches(100, shuffle_seed=None)) == NUM_ROWS // 4
     first = fitted.transform(rows).first()
-    assert len(first["y__output"]) == 1
+    assert isinstance(first["y__output"], float)
 
 
 def test_sharded_parameters_are_whole_in_what_is_returned_and_are_resumed(
@@ -97,32 +149,42 @@ def test_sharded_parameters_are_whole_in_what_is_returned_and_are_resumed(
     assert (again.model[0].weight == resumed.model[0].weight).all()  # nothing was left to do
 
 
-def test_arguments_that_do_not_go_together_are_errors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="0 losses for label_cols"):
-        _estimator(tmp_path, loss=[])
-    with pytest.raises(ConfigurationError, match="validation=2"):
-        _estimator(tmp_path, validation=2.0)
-    with pytest.raises(ConfigurationError, match="2 input_shapes for 1 feature_cols"):
-        _estimator(tmp_path, input_shapes=[[-1], [-1]])
-    with pytest.raises(ConfigurationError, match="nowhere"):
-        Store.create("nowhere://x")
+def _difference(found: Any, expected: Any) -> float:
+    pairs = zip(found.state_dict().values(), expected.state_dict().values(), strict=True)
+    return max(float((one - other).abs().max()) for one, other in pairs)
 
 
-def _alone(path: str, *, num_parts: int) -> tuple[nn.Module, list[float]]:
+def _alone(
+    path: str,
+    *,
+    num_parts: int,
+    rate: float = 0.1,
+    weight: str | None = None,
+    passes: int = 1,
+    epochs: int = 2,
+    steps: int | None = None,
+) -> tuple[nn.Module, list[float]]:
     """Train on the batches of `num_parts` of the two ranks together."""
     net = _net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-    parts = [RankRows(path, rank=rank, num_ranks=2, columns=["x", "y"]) for rank in range(num_parts)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
+    columns = ["x", "y", *([weight] if weight else [])]
+    parts = [RankRows(path, rank=rank, num_ranks=2, columns=columns) for rank in range(num_parts)]
     losses = []
-    for _ in range(2):
+    for _ in range(epochs):
         total = []
-        for batches in zip(*(part.batches(4, shuffle_seed=None) for part in parts), strict=True):
-            inputs = torch.as_tensor(np.concatenate([batch["x"] for batch in batches]))
-            targets = torch.as_tensor(np.concatenate([batch["y"] for batch in batches])).reshape(-1, 1)
+        steps_of_parts = [list(part.batches(4, shuffle_seed=None))[:steps] for part in parts]
+        together = list(zip(*steps_of_parts, strict=True))
+        for window in (together[start : start + passes] for start in range(0, len(together), passes)):
             optimizer.zero_grad()
-            loss = nn.functional.mse_loss(net(inputs), targets)
-            loss.backward()
+            for batches in window:
+                inputs, targets, weights = (
+                    torch.as_tensor(np.concatenate([batch[name] for batch in batches])) if name else torch.ones(())
+                    for name in ("x", "y", weight)
+                )
+                found = nn.functional.mse_loss(net(inputs), targets.reshape(-1, 1), reduction="none")
+                loss = (found.flatten() * weights).mean()
+                (loss / len(window)).backward()
+                total.append(loss.item())
             optimizer.step()
-            total.append(loss.item())
         losses.append(sum(total) / len(total))
     return net, losses
