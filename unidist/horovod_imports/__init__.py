@@ -13,16 +13,16 @@ from unidist.lazy import lazy_names
 
 if TYPE_CHECKING:
     from unidist.horovod_imports.hook import as_horovod, real_horovod, real_module
-    from unidist.horovod_imports.path import AS_HOROVOD, PATH_ENTRY, with_path_entry
+    from unidist.horovod_imports.path import AS_HOROVOD, PATH_ENTRY, is_asked_for, with_path_entry
 
 __all__ = [
-    "AS_HOROVOD", "PATH_ENTRY", "as_horovod", "real_horovod", "real_module", "with_path_entry",
+    "AS_HOROVOD", "PATH_ENTRY", "as_horovod", "is_asked_for", "real_horovod", "real_module", "with_path_entry",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
         "hook": "as_horovod real_horovod real_module",
-        "path": "AS_HOROVOD PATH_ENTRY with_path_entry",
+        "path": "AS_HOROVOD PATH_ENTRY is_asked_for with_path_entry",
     },
 )

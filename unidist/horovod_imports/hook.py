@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import os
 import sys
 import threading
@@ -130,6 +131,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if self.is_aside or fullname.partition(".")[0] != _ROOT:
             return None
+        package, _, last = fullname.rpartition(".")
+        if (
+            last == "__main__" and package in MODULES and MODULES[package].module
+        ):  # `python -m` of a package asks for it
+            ours = importlib.util.find_spec(MODULES[package].module)
+            return ours and importlib.util.spec_from_file_location(fullname, ours.origin)
         if fullname not in MODULES:
             # Its `name` is not the module's: `from horovod.torch import x` would replace the text by one of Python's.
             raise ModuleNotFoundError(_no_such_name(*fullname.rpartition(".")[::2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 AS_HOROVOD = "UNIDIST_AS_HOROVOD"
@@ -10,6 +11,11 @@ AS_HOROVOD = "UNIDIST_AS_HOROVOD"
 
 PATH_ENTRY = str(Path(__file__).resolve().parent / "path_entry")
 """The folder. It holds the module `horovod`, and nothing else that a script could import by accident."""
+
+
+def is_asked_for(env: Mapping[str, str]) -> bool:
+    """Return whether these variables ask for it."""
+    return env.get(AS_HOROVOD, "0") not in ("", "0")
 
 
 def with_path_entry(python_path: str) -> str:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from unidist.errors import ConfigurationError
-from unidist.horovod_imports import AS_HOROVOD, with_path_entry
+from unidist.horovod_imports import is_asked_for, with_path_entry
 from unidist.jobs.program import open_standard_streams
 from unidist.jobs.tf_config import TF_CONFIG, is_ours
 from unidist.jobs.watchdog import ProcessWatchdog
@@ -110,7 +110,7 @@ class LocalProcesses:
             "UNIDIST_SECRET_FD": str(self._secret_fd),
             "UNIDIST_LAUNCHER_PID": str(os.getpid()),
         }
-        if self._env.get(AS_HOROVOD, "0") not in ("", "0"):  # here, because each host has its own folder for it
+        if is_asked_for(self._env):  # here, because each host has its own folder for it
             self._env["PYTHONPATH"] = with_path_entry(self._env.get("PYTHONPATH", ""))
         try:
             self._watchdog = ProcessWatchdog(self.job_id)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from unidist.errors import ConfigurationError
-from unidist.horovod_imports import AS_HOROVOD, with_path_entry
+from unidist.horovod_imports import is_asked_for, with_path_entry
 from unidist.jobs.liveness import Beats, StopWatch
 from unidist.jobs.processes import inherited_variables, parent_death_signal, sealed_secret
 from unidist.jobs.watchdog import ProcessWatchdog
@@ -91,7 +91,7 @@ class SideProcesses:
         self._closed = False
         given = {name: value for name, value in {**inherited_variables(), **env}.items() if name not in _OF_RANKS}
         self._env = {**given, **_OF_TRAINING}
-        if self._env.get(AS_HOROVOD, "0") not in ("", "0"):  # here, because each host has its own folder for it
+        if is_asked_for(self._env):  # here, because each host has its own folder for it
             self._env["PYTHONPATH"] = with_path_entry(self._env.get("PYTHONPATH", ""))
         self._own = {
             "UNIDIST_SECRET_FD": str(self._secret_fd),

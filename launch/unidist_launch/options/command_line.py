@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unidist.errors import ConfigurationError
+from unidist.horovod_imports import is_asked_for, with_path_entry
 from unidist_launch.options.torchrun import NUMBER_FLAGS
 
 _NUMBER_FLAGS = ("-np", "--num-proc", *NUMBER_FLAGS)
@@ -89,8 +90,10 @@ def _check_module(name: str, environ: Mapping[str, str]) -> None:
     top = name.partition(".")[0]
     if not all(part.isidentifier() for part in name.split(".")) or Path(name).is_file():
         raise ConfigurationError(f"-m {name!r}: not the name of a module; write package.module, without .py.")
-    added = environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = [os.getcwd(), *filter(None, added), *sys.path]
+    added = environ.get("PYTHONPATH", "")
+    if is_asked_for(environ):
+        added = with_path_entry(added)
+    path = [os.getcwd(), *filter(None, added.split(os.pathsep)), *sys.path]
     if importlib.machinery.PathFinder.find_spec(top, path) is None and importlib.util.find_spec(top) is None:
         raise ConfigurationError(f"module {name!r} does not exist: {top!r} is neither here nor installed.")
 

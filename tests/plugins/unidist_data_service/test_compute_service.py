@@ -31,8 +31,8 @@ _TRAIN = """
 
 
 def test_a_training_job_reads_from_a_compute_job(command: Command) -> None:
-    module = "unidist.tensorflow.data.compute_worker"
-    with command.start("launch", "-np", "2", "-m", module, "config", "--timeout", "100") as compute:
+    module = "horovod.tensorflow.data.compute_worker"
+    with command.start("launch", "-np", "2", "--as-horovod", "-m", module, "config", "--timeout", "100") as compute:
         done = command.run("launch", "-np", "2", "--as-horovod", command.script(_TRAIN))
         assert done.returncode == 0, done.stderr
         _, told = compute.communicate(timeout=60)

@@ -37,6 +37,15 @@ def test_a_module_is_found_on_the_ranks_python_path(folder: Path) -> None:
         resolve(["only_there"], module=True, environ={})
 
 
+def test_horovods_modules_are_there_for_ranks_that_get_unidist(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(folder)])  # without a Horovod that is installed
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    command = ["horovod.tensorflow.data.compute_worker"]
+    assert resolve(command, module=True, environ={"UNIDIST_AS_HOROVOD": "1"})[3:] == tuple(command)
+    with pytest.raises(ConfigurationError, match="'horovod' is neither here nor installed"):
+        resolve(command, module=True, environ={"UNIDIST_AS_HOROVOD": "0"})
+
+
 def test_any_other_program_is_looked_up_on_the_ranks_path(folder: Path) -> None:
     program = folder / "bin" / "prog"
     program.parent.mkdir()
