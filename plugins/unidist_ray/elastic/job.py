@@ -18,7 +18,7 @@ from unidist_ray.callbacks import Callbacks
 from unidist_ray.elastic.agents import RayAgents
 from unidist_ray.elastic.discovery import RayHostDiscovery, RayHosts
 from unidist_ray.placement import WorkerSize
-from unidist_ray.settings import RaySettings
+from unidist_ray.settings import HostDiscovery, RaySettings
 
 _TURN_SEC = 0.2
 _MOST_RANKS = 1024
@@ -106,7 +106,9 @@ class LauncherActor:
     ) -> EndedCall:
         """Run the job to its end."""
         size = params.size
-        discovery = RayHostDiscovery(use_gpu=bool(size.gpus), cpus_per_worker=size.cpus, gpus_per_worker=size.gpus)
+        discovery = settings.discovery
+        if discovery is None:
+            discovery = RayHostDiscovery(bool(size.gpus), size.cpus, size.gpus)
         slots = _Slots(discovery)
         agents = RayAgents(ray.util.get_node_ip_address(), call, size, slots.by_host, queue)
         most = params.max_workers or _MOST_RANKS
@@ -131,7 +133,7 @@ class LauncherActor:
 class _Slots(RayHostDiscovery):
     """Remembers what was found, for those who start agents."""
 
-    def __init__(self, discovery: RayHostDiscovery) -> None:
+    def __init__(self, discovery: HostDiscovery) -> None:
         self._discovery = discovery
         self.by_host: dict[str, int] = {}
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unidist.errors import ConfigurationError
 from unidist_ray.callbacks import Callback
 from unidist_ray.executor.executor import RayExecutor
 from unidist_ray.settings import RaySettings
@@ -45,7 +44,7 @@ class ElasticRayExecutor:
         cpus_per_slot: CPUs that each rank takes of its node.
         gpus_per_slot: how many GPUs; default: 1.
         env_vars: variables of every rank.
-        override_discovery: Horovod's; False is an error, because Ray says which nodes there are.
+        override_discovery: False: `settings.discovery` says which nodes there are; see `RayExecutor`.
 
     Raises:
         ConfigurationError: arguments that do not go together, or cannot be followed.
@@ -60,11 +59,6 @@ class ElasticRayExecutor:
         env_vars: Mapping[str, str] | None = None,
         override_discovery: bool = True,
     ) -> None:
-        if not override_discovery:
-            raise ConfigurationError(
-                "ElasticRayExecutor: override_discovery=False cannot be followed: Ray says which nodes there are; "
-                "leave it out."
-            )
         self._env = dict(env_vars or {})
         self._executor = RayExecutor(
             settings,
@@ -75,6 +69,7 @@ class ElasticRayExecutor:
             cpus_per_worker=cpus_per_slot,
             use_gpu=use_gpu,
             gpus_per_worker=gpus_per_slot,
+            override_discovery=override_discovery,
         )
 
     @staticmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,6 +53,8 @@ class RayExecutor:
         cooldown_range: shortest and longest pause in seconds before a place of an elastic job is used again in which a
             rank has failed.
         elastic_timeout: longest wait in seconds for `min_workers`.
+        override_discovery: all nodes of Ray's are for an elastic job; False: those that `settings.discovery` finds, an
+            object derived from `RayHostDiscovery`.
         strategy: as `--strategy`; default: UNIDIST_STRATEGY.
         engine: as `--engine`; default: UNIDIST_ENGINE, else shared memory in a node and TCP between nodes.
 
@@ -75,11 +77,19 @@ class RayExecutor:
         reset_limit: int | None = None,
         cooldown_range: Sequence[float] | None = None,
         elastic_timeout: float = 600,
+        override_discovery: bool = True,
         *,
         strategy: str | None = None,
         engine: str | None = None,
     ) -> None:
         self.settings = settings if settings is not None else RaySettings()
+        if override_discovery:
+            self.settings = replace(self.settings, discovery=None)
+        elif min_workers is None or self.settings.discovery is None:
+            raise ConfigurationError(
+                f"override_discovery=False, min_workers={min_workers}, settings.discovery={self.settings.discovery}: "
+                "it is for elastic jobs, with settings that have a discovery; leave it out, or give both."
+            )
         size = WorkerSize.of(cpus_per_worker, use_gpu, gpus_per_worker)
         self._use_current = use_current_placement_group
         self._params: ElasticParams | None = None

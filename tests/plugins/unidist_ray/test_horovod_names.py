@@ -52,6 +52,7 @@ def test_the_executor_takes_horovods_arguments_in_its_order() -> None:
         "reset_limit",
         "cooldown_range",
         "elastic_timeout",
+        "override_discovery",
     ]
     assert positional(RayExecutor.start) == ["executable_cls", "executable_args", "executable_kwargs", "extra_env_vars"]
     assert positional(RayExecutor.create_settings) == [

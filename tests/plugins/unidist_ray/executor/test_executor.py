@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from unidist.errors import ConfigurationError, RemoteError, UsageError
-from unidist_ray import ElasticRayExecutor, RayExecutor
+from unidist_ray import ElasticRayExecutor, RayExecutor, RayHostDiscovery
 
 ray = pytest.importorskip("ray", reason="ray is not installed; `make test-integrations` has it")
 
@@ -70,8 +70,25 @@ def test_an_elastic_job_has_callbacks_too() -> None:
     executor.start()
     assert len(executor.run(_log_three, callbacks=[found.append])) == 2
     assert sorted(found, key=str) == [{"rank": rank, "step": step} for rank in range(2) for step in range(3)]
-    with pytest.raises(ConfigurationError, match="override_discovery=False cannot be followed"):
-        ElasticRayExecutor(ElasticRayExecutor.create_settings(), override_discovery=False)
+
+
+class _OneSlot(RayHostDiscovery):
+    """Room for one rank on each node, though there are four CPUs."""
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        return dict.fromkeys(super().find_available_hosts_and_slots(), 1)
+
+
+def test_a_discovery_says_which_nodes_an_elastic_job_may_use() -> None:
+    settings = ElasticRayExecutor.create_settings()
+    with pytest.raises(ConfigurationError, match=r"override_discovery=False, min_workers=1, settings\.discovery=None"):
+        ElasticRayExecutor(settings, override_discovery=False)
+    settings.discovery = _OneSlot()
+    with pytest.raises(ConfigurationError, match="it is for elastic jobs"):
+        RayExecutor(settings, num_workers=2, override_discovery=False)
+    executor = ElasticRayExecutor(settings, override_discovery=False)
+    executor.start()
+    assert len(executor.run(_log_three)) == 1
 
 
 def test_gpus_of_a_node_are_seen_by_all_its_ranks() -> None:
