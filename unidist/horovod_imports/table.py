@@ -34,6 +34,10 @@ _NOTIFICATIONS = {
 _BASICS = {"_basics": "unidist.horovod_api.basics:basics"}
 
 
+_OF_LIGHTNING = {
+    "TorchEstimator": "unidist_spark.estimators.horovod:LightningEstimator",
+    "TorchModel": "unidist.spark:TorchModel",
+}
 _VERSIONS = {"is_version_greater_equal_than": "unidist.horovod_api.util:is_version_greater_equal_than"}
 
 
@@ -161,6 +165,10 @@ MODULES: dict[str, Answer] = {
             **_also("unidist.spark", "KerasModel"),
         }
     ),
+    "horovod.spark.lightning": Answer(names=_OF_LIGHTNING),
+    "horovod.spark.lightning.estimator": Answer(
+        names={**_OF_LIGHTNING, "MIN_PL_VERSION": "unidist_spark.estimators.horovod:MIN_PL_VERSION"}
+    ),
     "horovod.spark.torch": Answer(
         names={
             **_also("unidist_spark.estimators.horovod", "TorchEstimator"),
@@ -249,7 +257,6 @@ MODULES: dict[str, Answer] = {
 _OF_RAY = "It is internal to Horovod; use RayExecutor of horovod.ray."
 _OF_SPARK = "It is internal to Horovod; use horovod.spark.run."
 _OF_SPARK_ESTIMATOR = "It is internal to Horovod; import the estimator from the package above it."
-_ESTIMATOR = "There is no such estimator; use TorchEstimator or KerasEstimator of unidist.spark."
 _SERVICES = "It is internal to horovodrun. Use `unidist launch`, or `unidist horovodrun` with Horovod's flags."
 
 ABSENT: dict[str, str] = {
@@ -311,7 +318,10 @@ ABSENT: dict[str, str] = {
     "horovod.spark.keras.remote": _OF_SPARK_ESTIMATOR,
     "horovod.spark.keras.tensorflow": _OF_SPARK_ESTIMATOR,
     "horovod.spark.keras.util": _OF_SPARK_ESTIMATOR,
-    "horovod.spark.lightning": _ESTIMATOR,
+    "horovod.spark.lightning.datamodule": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.lightning.legacy": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.lightning.remote": _OF_SPARK_ESTIMATOR,
+    "horovod.spark.lightning.util": _OF_SPARK_ESTIMATOR,
     "horovod.spark.mpi_run": _OF_SPARK,
     "horovod.spark.runner": "Use horovod.spark.run.",
     "horovod.spark.task.gloo_exec_fn": _OF_SPARK,

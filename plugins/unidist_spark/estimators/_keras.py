@@ -108,16 +108,25 @@ class KerasTraining(RankTraining):
         return self._dataset(lambda: reading.batches(kept), reading.count(kept), outputs)
 
     def _dataset(self, batches: Any, num_batches: int, outputs: Sequence[tuple[int, ...]]) -> Any:
-        """Return a dataset that asks for the batches of each epoch as it begins."""
+        """Return a dataset that asks for the batches of each epoch as it begins.
+
+        Numbers have the default dtype, as `fit` gives it to arrays: functions of the script need not convert labels.
+        """
+        import keras
         import tensorflow as tf
+
+        dtype = keras.config.floatx()
 
         def examples() -> Iterator[Any]:
             for batch in batches():
                 targets = self.columns.targets(batch)
                 if self.columns.label_shapes is None:
                     targets = [_as_output(target, shape) for target, shape in zip(targets, outputs, strict=True)]
-                found = (_one_or_all(self.columns.inputs(batch)), _one_or_all(targets))
-                yield found if self.columns.weight is None else (*found, batch[self.columns.weight])
+                weights = () if self.columns.weight is None else (batch[self.columns.weight],)
+                found = (_one_or_all(self.columns.inputs(batch)), _one_or_all(targets), *weights)
+                yield tf.nest.map_structure(
+                    lambda array: array.astype(dtype) if array.dtype.kind == "f" else array, found
+                )
 
         signature = tf.nest.map_structure(
             lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), next(examples())
@@ -295,6 +304,11 @@ class KerasEstimator(SparkEstimator):
         import keras
 
         model, checkpoint = values["model"], values["checkpoint_callback"]
+        if not isinstance(model, keras.Model):
+            raise ConfigurationError(
+                f"the model is a {type(model).__module__}.{type(model).__qualname__}: give a model of Keras 3. Where "
+                "TF_USE_LEGACY_KERAS=1 is set, tf.keras is another Keras; leave that out."
+            )
         if not model.built:
             raise ConfigurationError(
                 f"the model {model.name!r} is not built, so it has no weights to send: give it an Input, or call "

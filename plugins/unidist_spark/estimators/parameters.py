@@ -55,10 +55,11 @@ class Parameters(Params):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        named = {}
         if "__init__" in vars(cls):
             parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
             named = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-            cls._defaults = {**cls._defaults, **dict.fromkeys(cls.not_followed), **named}
+        cls._defaults = {**dict.fromkeys(cls.not_followed), **cls._defaults, **named}
         for name in cls._defaults:
             setattr(cls, name, Param(Params._dummy(), name, name.replace("_", " ")))
             words = _IRREGULAR.get(name) or "".join(word.capitalize() for word in name.split("_"))

@@ -121,6 +121,7 @@ def test_bad_input_is_an_error(start_spark: StartSpark, tmp_path: Path) -> None:
     checkpoint = keras.callbacks.ModelCheckpoint("a.keras", save_freq=5)
     for options, message in (
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, r"the model .* is not built"),
+        ({"model": object()}, r"the model is a builtins\.object: give a model of Keras 3"),
         ({"label_cols": []}, r"label_cols=\[\]"),
         ({"epochs": 0}, "epochs=0"),
         ({"checkpoint_callback": checkpoint}, "checkpoint_callback has save_freq=5"),

@@ -125,6 +125,20 @@ def test_the_rate_is_multiplied_once_for_all_ranks_and_again_for_others() -> Non
     assert _training(Columns(("x",), ("y",))).rate_factor(Trained(), 4) == 1
 
 
+def test_horovods_class_for_lightning_takes_modules_of_pytorch_only() -> None:
+    from unidist_spark.estimators.horovod import LightningEstimator
+
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    given = {**GIVEN, "optimizer": optimizer, "store": Store.create("/tmp"), "num_proc": 2}
+    assert LightningEstimator(**given, model=net)._checked()[1].features == ("x",)
+    with pytest.raises(ConfigurationError, match="profiler='simple' cannot be followed"):
+        LightningEstimator(**given, model=net, profiler="simple").fit(None)
+    net.training_step = len
+    with pytest.raises(ConfigurationError, match="a LightningModule cannot be followed"):
+        LightningEstimator(**given, model=net).fit(None)
+
+
 def test_a_model_has_horovods_getters_and_names_its_columns() -> None:
     model = TorchModel(pickle.dumps(None), Columns(("x",), ("y",)), Trained(1, {"loss": [0.5]}, [1]), "run", [True])
     assert model.getOutputCols() == ["y__output"]
