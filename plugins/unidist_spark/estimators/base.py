@@ -520,5 +520,5 @@ class SparkModel(Saved, Model):
         beside = f"__{uuid.uuid4().hex}"
         inputs = F.struct(*[_plain(name, dataset.schema).alias(name) for name in columns.features])
         called = dataset.withColumn(beside, outputs(inputs))
-        named = zip(places, self.getOutputCols(), strict=True)
-        return called.select(*dataset.columns, *[F.col(f"{beside}.{place}").alias(name) for place, name in named])
+        named = zip(self.getOutputCols(), places, strict=True)
+        return called.withColumns({name: F.col(f"{beside}.{place}") for name, place in named}).drop(beside)

@@ -12,6 +12,8 @@ import pytest
 from unidist.errors import ConfigurationError
 from unidist_spark import KerasEstimator, Store
 from unidist_spark.estimators import horovod
+from unidist_spark.estimators._keras import KerasTraining
+from unidist_spark.estimators.base import Columns, Reading
 from unidist_spark.row_groups import RankRows
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed; `make test-integrations` has it")
@@ -100,14 +102,16 @@ def test_it_trains_as_one_process_resumes_on_fewer_ranks_and_predicts(start_spar
 
 
 def test_horovods_arguments_have_the_numbers_of_one_process(start_spark: StartSpark, tmp_path: Path) -> None:
-    from unidist.tensorflow.keras.callbacks import BestModelCheckpoint
+    from unidist.tensorflow.keras.callbacks import BestModelCheckpoint, LearningRateScheduleCallback
 
+    rows = _rows(start_spark("local[2]"))
     given = _arguments(tmp_path)
+    given |= {"callbacks": [LearningRateScheduleCallback(initial_lr=9.0, multiplier=1.0)]}  # begins with the rate, 0.04
     given |= {"sample_weight_col": "w", "checkpoint_callback": BestModelCheckpoint("loss", mode="max")}
     estimator = horovod.KerasEstimator(**given, strategy="zero=3")
     estimator.save(str(tmp_path / "estimator"))
     loaded = horovod.KerasEstimator.load(str(tmp_path / "estimator"))
-    fitted = loaded.fit(_rows(start_spark("local[2]")))
+    fitted = loaded.fit(rows)
     losses = fitted.getHistory()["loss"]
     assert losses[0] > losses[1]  # so the checkpoint chooses the first epoch
     for rate, weight, num_parts in ((0.04, "w", 2), (0.02, "w", 2), (0.04, None, 2), (0.04, "w", 1)):
@@ -115,6 +119,19 @@ def test_horovods_arguments_have_the_numbers_of_one_process(start_spark: StartSp
         optimizer = keras.optimizers.Adam(rate)
         _train_alone(net, optimizer, tmp_path, 1, num_parts=num_parts, num_files=2, weight=weight)
         assert (_difference(fitted.model, net) < 1e-12) == (rate == 0.04 and weight == "w" and num_parts == 2)
+
+
+def test_labels_have_the_default_dtype_and_the_shape_of_the_output() -> None:
+    keras.config.set_floatx("float32")
+    training = KerasTraining(
+        pickled=b"", columns=Columns(("x",), ("y", "z")), training=Reading(4, None), validation=None, epochs=1,
+        shuffle=False, seed=0, scales_rate=False, keeps_rows=False, store=Store.create("/tmp"), data_id=None,
+        run_id="one", is_resumed=False,
+    )  # fmt: skip
+    batch = {"x": np.zeros((4, 2)), "y": np.zeros(4), "z": np.zeros(4, np.int64)}
+    _, (number, label) = training._dataset(lambda: iter([batch]), 1, [(1,), (3,)]).element_spec
+    assert (number.dtype.name, number.shape.as_list()) == ("float32", [None, 1])
+    assert (label.dtype.name, label.shape.as_list()) == ("int64", [None])  # a class, of three
 
 
 def test_bad_input_is_an_error(start_spark: StartSpark, tmp_path: Path) -> None:
