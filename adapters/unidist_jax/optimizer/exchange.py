@@ -85,7 +85,7 @@ class GradientLeaves:
             Whether this pass completed an update, a bool scalar; and the reduced gradients, which have no meaning if
             it did not.
         """
-        complete, *reduced = bind(_Reduce(self._cell, early), gradients)
+        *reduced, complete = bind(_Reduce(self._cell, early), gradients)
         return complete, reduced
 
 
@@ -128,11 +128,11 @@ class _Reduce(_ExchangeOperation):
 
     @override
     def results(self, operands: Sequence[ShapeDtype]) -> list[ShapeDtype]:
-        return [FLAG, *operands]
+        return [*operands, FLAG]  # each gradient at its own place, so that it gets the memory of this rank's
 
     @override
     def run(self, operands: Sequence[Array], results: Sequence[Array]) -> None:
-        flag, *reduced = results
+        *reduced, flag = results
         own = {place: array for place, array in enumerate(operands) if place not in self._early}
         outcome = self._exchange.run(own)
         flag[...] = outcome.complete
