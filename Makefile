@@ -250,6 +250,7 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 $(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) build/.extensions
 	@echo "installing into $(JAX_VENV), with JAX"
 	$(JAX_PY) $(PIP_INSTALL) --editable '.[$(JAX_EXTRAS)]'
+	$(JAX_PY) $(PIP_INSTALL) --force-reinstall --no-deps ./$(firstword $(SAMPLES))
 	@touch $@
 
 $(INTEGRATIONS_VENV)/.installed: $(INTEGRATIONS_VENV)/.made $(METADATA) build/.extensions

@@ -181,7 +181,8 @@ class RankTraining(ABC):
             return Trained()
         loaded = ud.load(self.store.get_state_path(self.run_id), model, optimizer)
         history = {name: list(values) for name, values in loaded.extra["history"].items()}
-        return Trained(int(loaded.step or 0), history, list(loaded.extra["widths"]), loaded.extra["rate"])
+        widths = loaded.extra.get("widths", [0] * len(self.columns.labels))  # 0.1.0 did not store what follows
+        return Trained(int(loaded.step or 0), history, list(widths), loaded.extra.get("rate", 1))
 
     def rate_factor(self, trained: Trained, num_ranks: int) -> float:
         """Return by what to multiply the learning rate, which may have been multiplied for other ranks before."""
