@@ -230,7 +230,7 @@ def test_every_module_of_horovod_is_answered_or_says_what_to_use_instead() -> No
 
 def test_the_table_of_modules_is_that_of_the_import_hook() -> None:
     rows = table("Modules of")
-    assert {row.name for row in rows.values() if row.status == "supported"} == set(ANSWERS)
+    assert {row.name for row in rows.values() if row.status != "refused"} == set(ANSWERS)
     assert {row.name: row.remark for row in rows.values() if row.status == "refused"} == ABSENT
 
 
