@@ -247,7 +247,7 @@ $(TF_VENV)/.installed: $(TF_VENV)/.made $(METADATA) $(NATIVE) $(PACKAGED)
 	$(TF_PY) $(PIP_INSTALL) '$(WHEEL)[tensorflow,examples,test]'
 	@touch $@
 
-$(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) build/.extensions
+$(JAX_VENV)/.installed: $(JAX_VENV)/.made $(METADATA) build/.extensions $(SAMPLE_SOURCES)
 	@echo "installing into $(JAX_VENV), with JAX"
 	$(JAX_PY) $(PIP_INSTALL) --editable '.[$(JAX_EXTRAS)]'
 	$(JAX_PY) $(PIP_INSTALL) --force-reinstall --no-deps ./$(firstword $(SAMPLES))

@@ -132,9 +132,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if self.is_aside or fullname.partition(".")[0] != _ROOT:
             return None
         package, _, last = fullname.rpartition(".")
-        if (
-            last == "__main__" and package in MODULES and MODULES[package].module
-        ):  # `python -m` of a package asks for it
+        if last == "__main__" and package in MODULES and MODULES[package].module:  # for `python -m` of a package
             ours = importlib.util.find_spec(MODULES[package].module)
             return ours and importlib.util.spec_from_file_location(fullname, ours.origin)
         if fullname not in MODULES:

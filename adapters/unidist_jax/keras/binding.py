@@ -241,9 +241,14 @@ class Binding(WeightsLoss, SharesStatistics):
                 f"{len(gradients)} gradients for {len(variables)} variables: give one for each, and zeros for those "
                 "that were not used"
             )
+        weighted = self.weighted_gradients(gradients)
+        if self._early and any(now is not given for now, given in zip(weighted, gradients, strict=True)):
+            raise UsageError(
+                "this train step does not scale its loss by the optimizer (optimizer.scale_loss), so gradients have "
+                "left without the weight of this rank's samples: derive the model with a train_step of your own"
+            )
         own = [
-            jax.numpy.asarray(gradient, variable.dtype)
-            for gradient, variable in zip(self.weighted_gradients(gradients), variables, strict=True)
+            jax.numpy.asarray(gradient, variable.dtype) for gradient, variable in zip(weighted, variables, strict=True)
         ]
         exchanged = [gradient for gradient, each in zip(own, variables, strict=True) if id(each) not in self._local]
         early, self._early = self._early, ()

@@ -106,7 +106,7 @@ class Saved(Params, MLWritable, MLReadable[Any]):
     @classmethod
     @abstractmethod
     def _of_bytes(cls, state: bytes) -> Self:
-        """Return the object anew."""
+        """Return the object that `_to_bytes` was called on."""
 
     @override
     def write(self) -> MLWriter:

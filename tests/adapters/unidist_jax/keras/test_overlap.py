@@ -14,6 +14,7 @@ from _keras_training import alone, by_batches, by_fit, loss, network, runtime, v
 from part_pools import PartOfPool
 
 import unidist.keras as ud
+from unidist.errors import UsageError
 from unidist_jax.optimizer import exchange
 
 pytestmark = pytest.mark.parallel
@@ -87,5 +88,16 @@ def test_a_step_that_fails_leaves_no_gradients_taken(two: PartOfPool) -> None:
             assert len(counts) == 8
             for own, wanted in zip(values(model), alone(first, keras.optimizers.SGD(0.1)), strict=True):
                 np.testing.assert_allclose(own, wanted, rtol=0, atol=1e-12)
+
+    two.run(on_rank)
+
+
+def test_gradients_that_left_without_their_weight_are_an_error(two: PartOfPool) -> None:
+    def on_rank() -> None:
+        with runtime():
+            model, optimizer = ud.distribute(network(), keras.optimizers.SGD(0.1))
+            optimizer._unidist.weighted = lambda loss: loss  # as if Keras' step did not call `scale_loss`
+            with pytest.raises(UsageError, match="does not scale its loss by the optimizer"):
+                by_batches(model, optimizer)
 
     two.run(on_rank)
