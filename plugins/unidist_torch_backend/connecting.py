@@ -31,11 +31,13 @@ class GroupConnection:
         communicator: over the members of a process group.
         closing: closes it, and after it the rendezvous of its engine.
         members: who they are; empty where they did not have to tell.
+        local_size: how many processes of the job, at least, are on this host.
     """
 
     communicator: Communicator
     closing: ExitStack
     members: tuple[GroupMember, ...] = ()
+    local_size: int = 1
 
     def close(self) -> None:
         """Close the communicator and its rendezvous. Idempotent."""
@@ -82,7 +84,7 @@ def connect(store: Store, rank: int, size: int, timeout: timedelta, job: GroupJo
             if here is not None:
                 closing.callback(here.close)
             closing.callback(made.close)
-        return GroupConnection(made, closing.pop_all(), meeting.members)
+        return GroupConnection(made, closing.pop_all(), meeting.members, topology.local_size)
 
 
 def _connect_alone(timeout: timedelta) -> GroupConnection:
@@ -119,7 +121,7 @@ def connect_members(
     made = parent.communicator.subgroup(ranks, rendezvous, timeout=timeout)
     closing = ExitStack()
     closing.callback(made.close)
-    return GroupConnection(made, closing, tuple(members[each] for each in ranks) if members else ())
+    return GroupConnection(made, closing, tuple(members[each] for each in ranks) if members else (), parent.local_size)
 
 
 @functools.cache  # to look at what is installed takes longer than to connect, and groups may be formed again and again

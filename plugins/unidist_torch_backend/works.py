@@ -264,18 +264,29 @@ class CallWork(_Base):
         if not self._lock.acquire(blocking=is_helper):
             return self._is_done
         try:
-            if not self._is_done:
-                late = time.monotonic() >= self._deadline
-                try:
-                    if not late and not all(work.poll(_TURN) if is_helper else work.done() for work in self._works):
-                        return False
-                except Exception as exc:
-                    self._end(exc)
-                    return True
-                self._settle(_LATE if late else self._limit)
-            return True
+            return self._is_done or self._try(_TURN if is_helper else None)
         finally:
             self._lock.release()
+
+    def move(self, limit: timedelta) -> None:
+        """Move it on from the calling thread, for so long at most. Never raises."""
+        with self._lock:
+            self._try(limit)
+
+    def _try(self, limit: timedelta | None) -> bool:
+        """Complete it if that takes no longer than `limit` for each operation; without one, if nothing is left to do.
+
+        With the lock held.
+        """
+        late = time.monotonic() >= self._deadline
+        try:
+            if not late and not all(work.done() if limit is None else work.poll(limit) for work in self._works):
+                return False
+        except Exception as exc:
+            self._end(exc)
+            return True
+        self._settle(_LATE if late else self._limit)
+        return True
 
     def _settle(self, limit: timedelta) -> None:
         """Wait for the operations. With the lock held."""

@@ -59,6 +59,20 @@ def futures_in_any_order(group: Group) -> list[torch.Tensor]:
     return [future.wait() for future in reversed(doubled)]
 
 
+def all_reduce_before_a_message(group: Group) -> list[torch.Tensor]:
+    """The ranks issue a large all-reduce one after the other: whoever issues it does not wait for those to come."""
+    tensor, token = values(group, torch.float32, 400_000), torch.zeros(1)
+    rank = dist.get_rank(group)
+    if rank:
+        dist.recv(token, group=group, group_src=rank - 1)
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert work is not None
+    if rank + 1 < dist.get_world_size(group):
+        dist.send(token, group=group, group_dst=rank + 1)
+    work.wait()
+    return [tensor]
+
+
 def all_reduce_transposed(group: Group) -> list[torch.Tensor]:
     """Memory that is not contiguous gloo refuses: here it gets a copy."""
     tensor = values(group, torch.float32, 30, 50).t()
@@ -293,6 +307,7 @@ def table() -> dict[str, Case]:
     bitwise = {"band": dist.ReduceOp.BAND, "bor": dist.ReduceOp.BOR, "bxor": dist.ReduceOp.BXOR}
     cases: dict[str, Case] = {
         "all_reduce async": all_reduce_asynchronously,
+        "all_reduce before a message": all_reduce_before_a_message,
         "futures": futures_in_any_order,
         "all_reduce transposed": all_reduce_transposed,
         "all_reduce_coalesced": all_reduce_coalesced,
