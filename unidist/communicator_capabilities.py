@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing_extensions import override
 
 from unidist.buffer import Buffer, DType
-from unidist.communicator import Communicator, ReduceOp
+from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.rendezvous import Rendezvous
 
 __all__ = ["ExchangesBlocks", "MakesSubgroups", "OneRanksMemory", "SharedMemory", "SharesMemory"]
@@ -87,8 +87,8 @@ class ExchangesBlocks(ABC):
         target: Buffer | None = None,
         op: ReduceOp = ReduceOp.SUM,
         scale: float = 1.0,
-    ) -> bool:
-        """Wait for an all-gather of `own` to `everyone`, with `block` and the data of `source` at its beginning.
+    ) -> bool | Work:
+        """Do an all-gather of `own` to `everyone`, with `block` and the data of `source` at its beginning.
 
         Args:
             own: `(n,)` uint8, engine memory, n the same on every rank.
@@ -100,8 +100,9 @@ class ExchangesBlocks(ABC):
             scale: of its result, see `Communicator.allreduce`.
 
         Returns:
-            True if all ranks have sent the same block, and `target` is filled; else the caller looks at `everyone`. It
-            may be False where the blocks are equal.
+            True if all ranks have sent the same block, and `target` is filled. False if the caller has to look at
+            `everyone`, where the blocks may still be equal. Where other ranks have not come within milliseconds, a work
+            to wait for before that.
         """
 
 

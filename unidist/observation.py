@@ -299,7 +299,9 @@ def submitting(plain: Method) -> Method:
 
 
 class running:  # noqa: N801 - reads as a statement
-    """Keep record of a named operation that is submitted and waited for in one call, within the block.
+    """Keep record, within the block, of a named operation that is submitted and waited for in one call.
+
+    The call may be complete before that: to keep record takes longer than a small operation.
 
     Args:
         group: of the named operations; None: nobody looks.
@@ -307,25 +309,35 @@ class running:  # noqa: N801 - reads as a statement
         request: what it does.
     """
 
-    __slots__ = ("_call", "_stack")
+    __slots__ = ("_call", "_group", "_handle", "_request")
 
     def __init__(self, group: GroupCalls | None, handle: Any, request: Any) -> None:
+        self._group = group
+        self._handle = handle
+        self._request = request
         self._call: Call | None = None
-        if group is not None:
-            assert group.handles is not None, "a group of named operations"
-            group.handles[request.name] = handle
-            self._call = Call(group, "named", request.kind, name=request.name, data=request.target)
 
     def __enter__(self) -> None:
-        if self._call is not None:
-            self._stack = stacks[get_ident()]
-            self._stack.append(self._call)
+        group, request = self._group, self._request
+        if group is not None:
+            assert group.handles is not None, "a group of named operations"
+            group.handles[request.name] = self._handle
+            self._call = Call(group, "named", request.kind, name=request.name, data=request.target)
+            stacks[get_ident()].append(self._call)
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, *error: object) -> None:
+        if self._call is not None:
+            stacks[get_ident()].pop()
+
+    def concluded(self, error: BaseException | None) -> None:
+        """Take note of how the operation has ended, after the block.
+
+        Raises:
+            UnidistError: what `Observer.instead_of` has found instead of `error`.
+        """
         call = self._call
         if call is None:
             return
-        self._stack.pop()
         if isinstance(error, PeerLostError):
             call.explain(error)
         elif error is None and call.group.handles is not None:

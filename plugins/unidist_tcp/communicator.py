@@ -30,7 +30,7 @@ from unidist.communicator_capabilities import ExchangesBlocks, MakesSubgroups
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
 from unidist.rendezvous import Rendezvous
 from unidist_tcp import _tcp
-from unidist_tcp.works import DTYPE_CODES, OP_CODES, SLICE_NS, Opcode, Status, TcpWork, nanoseconds
+from unidist_tcp.works import AT_ONCE_NS, DTYPE_CODES, OP_CODES, Opcode, Status, TcpWork, nanoseconds
 
 if TYPE_CHECKING:
     from unidist_tcp.connecting import Lane
@@ -192,19 +192,18 @@ class TcpCommunicator(Communicator, ReportsArrivals, ExchangesBlocks, MakesSubgr
         target: Buffer | None = None,
         op: ReduceOp = ReduceOp.SUM,
         scale: float = 1.0,
-    ) -> bool:
+    ) -> bool | Work:
         self._check_open("allgather")
         if source is None or target is None:
             data = (0, 0, 0, 0, 0)
         else:
             data = (source.address, source.nbytes, target.address, target.count, DTYPE_CODES[source.dtype])
         places = (own.address, everyone.address, own.count)
-        ended = self._group.cycle(*places, block, *data, OP_CODES[op], scale, min(self.timeout_ns, SLICE_NS))
+        ended = self._group.cycle(*places, block, *data, OP_CODES[op], scale, min(self.timeout_ns, AT_ONCE_NS))
         if ended is True or ended is False:
             return ended
         # It is not complete: another rank takes long, or something is the matter.
-        self._under_way(ended, "allgather", own, everyone).wait()
-        return False
+        return self._under_way(ended, "allgather", own, everyone)
 
     # Messages
 

@@ -30,6 +30,7 @@ from unidist.engines._host import SMALL_BYTES, SharedHost
 from unidist.engines._shm_messages import Mailbox
 from unidist.engines._shm_pages import SharedPages, obstacle
 from unidist.engines._shm_work import (
+    AT_ONCE_NS,
     DTYPE_CODES,
     OP_CODES,
     SLICE_NS,
@@ -163,7 +164,7 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         target: Buffer | None = None,
         op: ReduceOp = ReduceOp.SUM,
         scale: float = 1.0,
-    ) -> bool:
+    ) -> bool | Work:
         if self._closed:
             self.check_open()
         if source is None or target is None:
@@ -171,16 +172,13 @@ class ShmCommunicator(Communicator, ReportsArrivals, SharesMemory, MakesSubgroup
         else:
             data = (source.address, source.nbytes, target.address, target.count, DTYPE_CODES[source.dtype])
         places = (own.address, everyone.address, own.count)
-        number = self.group.cycle(*places, block, *data, OP_CODES[op], scale, min(self.timeout_ns, SLICE_NS))
+        number = self.group.cycle(*places, block, *data, OP_CODES[op], scale, min(self.timeout_ns, AT_ONCE_NS))
         if number is True or number is False:
             return number
         # It is not complete: another rank takes long, or something is the matter.
         if number:
-            work: Work = CollectiveWork(self, number, Opcode.ALLGATHER)
-        else:
-            work = self._post(Opcode.ALLGATHER, own, everyone, counts=self._counts(None, everyone.count))
-        work.wait()
-        return False
+            return CollectiveWork(self, number, Opcode.ALLGATHER)
+        return self._post(Opcode.ALLGATHER, own, everyone, counts=self._counts(None, everyone.count))
 
     # Messages
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 
 from unidist.algorithms import compiled_kernel
-from unidist.communicator import Communicator
+from unidist.communicator import Communicator, Work
 from unidist.communicator_capabilities import ExchangesBlocks
 from unidist.negotiation._wire import BLOCK_BYTES
 from unidist.negotiation.request import Request
@@ -53,20 +53,27 @@ class CycleBlocks:
             request: a known all-reduce, whose data goes with it; it is reduced if all blocks are equal. None: the room
                 is sent as it is.
         """
+        started = self.start(block, request)
+        return None if started is True else self.finish(started, block, request)
+
+    def start(self, block: bytes, request: Request | None) -> bool | Work:
+        """Send a block as `exchange` does; return True if that is complete, and all blocks are equal."""
+        own, everyone = self._own, self._all
         if self._at_once is not None:
-            exchange, own, everyone = self._at_once.exchange_blocks, self._own, self._all
             if request is None:
-                is_equal = exchange(own, everyone, block)
-            else:
-                is_equal = exchange(own, everyone, block, request.source, request.target, request.op, request.scale)
-            if is_equal:
-                return None
-        else:
-            self._own_block[:] = block
-            if request is not None:
-                assert request.source.nbytes <= self.room, "the agreement has looked"
-                ctypes.memmove(self._own_data, request.source.address, request.source.nbytes)
-            self._communicator.allgather(self._own, self._all).wait()
+                return self._at_once.exchange_blocks(own, everyone, block)
+            operands = request.source, request.target, request.op, request.scale
+            return self._at_once.exchange_blocks(own, everyone, block, *operands)
+        self._own_block[:] = block
+        if request is not None:
+            assert request.source.nbytes <= self.room, "the agreement has looked"
+            ctypes.memmove(self._own_data, request.source.address, request.source.nbytes)
+        return self._communicator.allgather(own, everyone)
+
+    def finish(self, started: bool | Work, block: bytes, request: Request | None) -> list[bytes] | None:
+        """Wait for what `start` has returned, which is not True, and return what `exchange` does."""
+        if isinstance(started, Work):
+            started.wait()
         view = self._view
         blocks = [view[start : start + BLOCK_BYTES].tobytes() for start in self._starts]
         if blocks.count(block) < len(blocks):

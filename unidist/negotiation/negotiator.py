@@ -26,13 +26,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from math import prod
 
 from typing_extensions import override
 
 from unidist.buffer import HOST
-from unidist.communicator import Communicator, ReportsArrivals
+from unidist.communicator import Communicator, ReportsArrivals, Work
 from unidist.errors import DuplicateNameError, MismatchError, PeerLostError, StalledError, UsageError
 from unidist.negotiation._agreement import Agreement, CycleMessage, Ready
 from unidist.negotiation._carried import CycleBlocks
@@ -48,6 +49,7 @@ from unidist.observation import running
 
 _JOIN_NAME = "<join>"
 _SHORTEST_PAUSE_SECONDS = 50e-6
+_UNOBSERVED = nullcontext()
 _SHORT_WAIT_SECONDS = 0.02
 """Ranks that have not come to an exchange after this are called absent; until then they are on their way."""
 
@@ -166,10 +168,11 @@ class Negotiator(NamedOperations):
         if handle is None:
             self.submit(request).wait()
             return
-        with running(self.observed, handle, request):
-            self._drive(handle, block)
-            if handle.error is not None:
-                raise handle.error
+        observed = running(self.observed, handle, request)
+        self._drive(handle, block, observed)
+        observed.concluded(handle.error)
+        if handle.error is not None:
+            raise handle.error
         self._recorder.waited_sec += time.monotonic() - handle.submitted
 
     @override
@@ -237,7 +240,9 @@ class Negotiator(NamedOperations):
             self._drive(handle)
         self._recorder.waited_sec += time.monotonic() - began
 
-    def _drive(self, handle: Handle | None, block: bytes = b"") -> None:
+    def _drive(
+        self, handle: Handle | None, block: bytes = b"", observed: AbstractContextManager[None] = _UNOBSERVED
+    ) -> None:
         """Run cycles until the operation has ended; None: until all background ones have.
 
         The caller has taken the role, and it is given back here.
@@ -245,18 +250,26 @@ class Negotiator(NamedOperations):
         Args:
             handle: of the operation.
             block: announces it with its data in a first cycle, if it is the only one, and settled.
+            observed: keeps record of the call, where it takes long.
         """
+        started: bool | Work = False
         try:
             if block and handle is not None:
                 self._entered = handle.submitted
-                blocks = self._blocks.exchange(block, handle.request)
-                if blocks is None:
+                started = self._blocks.start(block, handle.request)
+                if started is True:
                     self._complete([handle])
-                else:
-                    self._apply(*self._agree(blocks, self._agreement.announce([handle.request])))
-            while self._num_background if handle is None else not handle.ended:
-                if not self._cycle():
-                    self._pause()
+                    return
+            with observed:
+                if block and handle is not None:
+                    blocks = self._blocks.finish(started, block, handle.request)
+                    if blocks is None:
+                        self._complete([handle])
+                    else:
+                        self._apply(*self._agree(blocks, self._agreement.announce([handle.request])))
+                while self._num_background if handle is None else not handle.ended:
+                    if not self._cycle():
+                        self._pause()
         except StalledError as exc:
             self._fail(self._inspector.error(exc))
         except Exception as exc:

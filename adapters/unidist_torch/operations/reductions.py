@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from unidist.algorithms import scale_in_place
+from unidist.buffer import Buffer
 from unidist.errors import OperationError
 from unidist.horovod_api.reduce_ops import Op, allreduction, check_adasum, reducescattering, reduction_of
 from unidist.horovod_api.scope import Scope, scope_of
@@ -357,10 +358,12 @@ def _asked_allreduce(
         result = given
     scaled = given if factor == 1.0 else _scaled(given, factor)
     order = None if scaled.is_cpu else StreamOrder(scaled, result)
-    data = buffer_of(scaled, is_ours=True)
+    data = into = buffer_of(scaled, is_ours=True)
+    if scaled is not result:  # which is alike
+        into = Buffer(result.data_ptr(), data.count, data.dtype, result, data.memory)
     request = Request(
         name if name and isinstance(name, str) else scope.name("allreduce", name),
-        *(asked.kind, data, data if scaled is result else buffer_of(result, is_ours=True)),
+        *(asked.kind, data, into),
         shape=tuple(source.shape),
         op=asked.op,
         scale=asked.scale,
