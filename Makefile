@@ -78,7 +78,7 @@ PACKAGED = $(shell find unidist adapters plugins launch -name '*.py' -o -name '*
 .DELETE_ON_ERROR:
 .NOTPARALLEL:  # several steps build in ./build
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-all test-affected test-without-torch test-jax test-jax-newest test-integrations gpu test-gpu bench-gpu check coverage docs release bench soak sanitize format clean
+.PHONY: help demo test test-all test-affected test-without-torch test-jax test-jax-newest test-integrations gpu test-gpu bench-gpu check coverage docs release bench soak soak-sample sanitize format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' Makefile
@@ -151,6 +151,10 @@ bench-gpu: $(GPU_ENVIRONMENT) ## measure over NCCL beside PyTorch: bus bandwidth
 soak: $(VENV)/.sample $(VENV)/.horovod $(JAX_VENV)/.installed ## run the tests that take minutes
 	$(PY) -m pytest -m soak $(TEST_FLAGS)
 	$(JAX_PY) -m pytest -m soak $(JAX_TESTS) $(TEST_FLAGS)
+
+soak-sample: $(VENV)/.sample $(VENV)/.horovod $(JAX_VENV)/.installed ## run one case of each of these, another one every day
+	$(PY) -m pytest -m soak --one-of-each $$(date +%j) $(IN_PARALLEL) $(TEST_FLAGS)
+	$(JAX_PY) -m pytest -m soak --one-of-each $$(date +%j) $(IN_PARALLEL) $(JAX_TESTS) $(TEST_FLAGS)
 
 sanitize: $(VENV)/.dev ## run the C code under the address, undefined-behaviour and thread sanitizers
 	$(PY) -m tools.sanitize $(SANITIZE_FLAGS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from durations import Durations, rounded, without_group
-from tiers import COLLECTED, DURATIONS, end_to_end
+from tiers import COLLECTED, DURATIONS, end_to_end, one_of_each
 
 from unidist.engine import EngineSpec
 from unidist.framework import FrameworkSpec
@@ -50,6 +50,11 @@ def test_slow_tests_have_steps_for_seconds() -> None:
 def test_a_case_that_differs_from_the_others_has_its_own_time() -> None:
     times = {f"tests/test_a.py::test_x[{case}]": 0.1 for case in "abc"} | {"tests/test_a.py::test_x[slow]": 3.0}
     assert list(measured(times).seconds(times).values()) == [0, 0, 0, 5]
+
+
+def test_a_sample_has_one_case_of_each_and_in_turn_all_of_them() -> None:
+    tests = ["a.py::test_x[1]", "a.py::test_x[2]", "a.py::test_y"]
+    assert [sorted(one_of_each(tests, number)) for number in (7, 8)] == [[tests[1], tests[2]], [tests[0], tests[2]]]
 
 
 def test_noise_changes_nothing() -> None:

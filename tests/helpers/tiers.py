@@ -11,7 +11,7 @@ import re
 import time
 import tomllib
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,12 @@ _COMPONENTS = {
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("tiers")
     group.addoption("--quick", action="store_true", help="run what is quick, and one end-to-end test of everything")
+    group.addoption(
+        "--one-of-each",
+        type=int,
+        metavar="NUMBER",
+        help="of each test that is marked `soak`, run a single case: the one of this number, counted around",
+    )
     group.addoption("--write-durations", action="store_true", help=f"write {DURATIONS.name} by what this run measures")
 
 
@@ -69,9 +75,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.soak)
         if seconds != 0 and item.nodeid not in chosen:
             slow.append(item)
-    if config.getoption("quick"):
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if item not in set(slow)]
+    left_out = set(slow) if config.getoption("quick") else set()
+    if (number := config.getoption("one_of_each")) is not None:
+        soak = {item.nodeid: item for item in items if item.get_closest_marker("soak")}
+        left_out.update(soak[name] for name in soak.keys() - one_of_each(soak, number))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+def one_of_each(tests: Iterable[str], number: int) -> set[str]:
+    """Return one case of each test, another one for the next number."""
+    cases = defaultdict[str, list[str]](list)
+    for test in tests:
+        cases[test.partition("[")[0]].append(test)
+    return {each[number % len(each)] for each in cases.values()}
 
 
 # What tests take. A fixture that several tests share costs each of them its part, whoever is the first; so do results
