@@ -52,27 +52,27 @@ def with_clock(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
     It has to be the last transformation: what reads ahead behind it would be what waits.
     """
-    total = context.current().owned(_Total).seconds
-    clock = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())
+    total = context.current().owned(_Total)
     options = dataset.options().experimental_optimization
     if options.inject_prefetch is not False and type(dataset).__name__ != "_PrefetchDataset":
         # As TensorFlow does with a dataset that ends otherwise; here the last transformation is the clock's.
         dataset = dataset.prefetch(tf.data.AUTOTUNE)
 
     def note(begin: Any, batch: Any, end: Any) -> Any:
-        total.assign_add(end - begin)
+        total.seconds.assign_add(end - begin)
         return batch
 
-    counted = tf.data.Dataset.zip((clock, dataset, clock)).map(note)
+    counted = tf.data.Dataset.zip((total.clock, dataset, total.clock)).map(note)
     own = tf.data.Options()
     own.experimental_optimization.inject_prefetch = False
     return counted.with_options(own)
 
 
 class _Total:
-    """The seconds that the operations of `with_clock` have counted, of one runtime."""
+    """The seconds that the operations of `with_clock` have counted, of one runtime, and the times that they count."""
 
     def __init__(self, runtime: RuntimeAPI) -> None:
+        self.clock = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())
         self.seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="unidist_data_sec")
         runtime.recorder.data_clocks.append(lambda: float(self.seconds.numpy()))
 

@@ -134,6 +134,23 @@ def test_vectors_and_validation_by_a_column(start_spark: StartSpark, tmp_path: P
     assert isinstance(first["y__output"], float)
 
 
+def test_validation_reads_the_batches_that_it_was_told(start_spark: StartSpark, tmp_path: Path) -> None:
+    given = {"validation": "keep", "val_batch_size": 2, "validation_steps_per_epoch": 1, "shuffle": False}
+    fitted = _estimator(tmp_path, **given).fit(_rows(start_spark("local[2]")))
+    path = str(tmp_path / "intermediate_val_data" / "one")
+    parts = [RankRows(path, rank=rank, num_ranks=2, columns=["x", "y"]) for rank in range(2)]
+
+    def loss(size: int, steps: int) -> float:
+        batches = [batch for part in parts for batch in list(part.batches(size, shuffle_seed=None))[:steps]]
+        inputs, targets = (torch.as_tensor(np.concatenate([batch[name] for batch in batches])) for name in ("x", "y"))
+        with torch.no_grad():
+            return nn.functional.mse_loss(fitted.model(inputs), targets.reshape(-1, 1)).item()
+
+    assert abs(fitted.history["val_loss"][-1] - loss(2, 1)) < 1e-12
+    for size, steps in ((1, 1), (2, 2)):
+        assert abs(fitted.history["val_loss"][-1] - loss(size, steps)) > 1e-6
+
+
 def test_sharded_parameters_are_whole_in_what_is_returned_and_are_resumed(
     start_spark: StartSpark, tmp_path: Path
 ) -> None:
