@@ -13,6 +13,7 @@ from part_pools import PartPools
 from tensorflow_ranks import ENVIRONMENT
 
 from unidist.runtime.plugin_manager import PluginManager
+from unidist_pipeline.schedules.registration import ScheduleSpec
 
 pytest.importorskip("tensorflow", reason="the training is in Keras")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
@@ -119,7 +120,7 @@ def test_over_mpi(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_every_schedule(tensorflow_pools: PartPools, stages: int) -> None:
-    schedules = [spec.name for spec in PluginManager().load().schedules]
+    schedules = [spec.name for spec in PluginManager().load().registry(ScheduleSpec)]
     for schedule, count in itertools.product(schedules, (1, 4, 5)):
         check_all(
             tensorflow_pools,

@@ -12,6 +12,7 @@ from part_pools import PartPools
 
 from unidist.runtime.plugin_manager import PluginManager
 from unidist.testing.fixtures import RankPoolFactory
+from unidist_pipeline.schedules.registration import ScheduleSpec
 
 pytest.importorskip("torch", reason="the training is in PyTorch")
 sys.path.insert(0, str(Path(__file__).parent))  # the ranks get this path too
@@ -140,7 +141,7 @@ def test_a_checkpoint_of_a_pipeline_goes_on_in_other_divisions(rank_pool: RankPo
 @pytest.mark.soak
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_schedule_at_every_size(rank_pool: RankPoolFactory, size: int) -> None:
-    names = [spec.name for spec in PluginManager().load().schedules]
+    names = [spec.name for spec in PluginManager().load().registry(ScheduleSpec)]
     cases = [
         Case(f"pipeline={size}:schedule={name}:microbatches={count}", model, masks=masks, engine=engine)
         for name, count in itertools.product(names, (1, 4, 5))

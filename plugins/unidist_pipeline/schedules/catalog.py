@@ -25,7 +25,7 @@ def build_schedule(
 
     Args:
         name: as registered.
-        registry: `PluginManager.schedules`.
+        registry: `PluginManager.registry(ScheduleSpec)`.
         num_ranks: ranks of the pipeline.
         num_microbatches: pieces of the batch.
         stages_per_rank: stages on each rank; default: the schedule's own.
