@@ -24,6 +24,9 @@ BUILT = $(addsuffix .*.so,unidist/engines/_shm unidist/algorithms/_kernels plugi
 METADATA = setup.cfg pyproject.toml constraints.txt unidist/_version.py
 SAMPLES = tests/third_party/unidist_sample tests/third_party/unidist_second
 SAMPLE_SOURCES = $(addsuffix /pyproject.toml,$(SAMPLES)) $(foreach sample,$(SAMPLES),$(wildcard $(sample)/$(notdir $(sample))/*.py))
+# A user's script is checked without a configuration. Samplers of PyTorch want an annotation wherever they are made.
+AS_USERS_DO = --config-file= --explicit-package-bases --follow-imports=silent --ignore-missing-imports \
+	--check-untyped-defs --disable-error-code=var-annotated
 TYPED_EXTRAS = $(foreach sample,$(SAMPLES),$(sample)/$(notdir $(sample))) tools
 
 # The demo of each framework: the script, the extra of setup.cfg that it needs, and variables that keep it quiet.
@@ -164,6 +167,7 @@ check: $(VENV)/.dev ## what CI demands of the sources: format, lint, types, layo
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m mypy $(TYPED_EXTRAS)
+	MYPYPATH=.:adapters:plugins:launch $(PY) -m mypy $(AS_USERS_DO) examples
 	$(PY) -m pyright --pythonpath $(PY)
 	$(PY) -m codespell_lib
 	$(PY) -m tools.layout

@@ -20,6 +20,7 @@ import optax
 
 import unidist.jax as ud
 from unidist.runtime import current
+from unidist.strategy.plan import StrategyLike
 
 # In names and comments: B batch, T time (characters), C channels (width), H heads, V vocabulary.
 
@@ -124,7 +125,7 @@ def main() -> None:
 
     schedule = optax.warmup_cosine_decay_schedule(0.0, args.lr, args.steps // 10, args.steps, args.lr / 10)
     given = current().plan.strategies
-    clipped = None if any(each.name == "clip_norm" for each in given) else [*given, "clip_norm=1"]
+    clipped: StrategyLike = None if any(each.name == "clip_norm" for each in given) else [*given, "clip_norm=1"]
     step = ud.TrainStep(loss_fn, params, optax.adamw(schedule), strategy=clipped)
 
     rng = np.random.default_rng(args.seed)

@@ -73,7 +73,7 @@ def batches(windows: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
     return windows.map(lambda window: (window[:, :-1], window[:, 1:])).prefetch(2)
 
 
-def strategies() -> list[StrategyLike] | None:
+def strategies() -> StrategyLike:
     """Return what the command line says, and that gradients are clipped, if it does not say how."""
     given = current().plan.strategies
     return None if any(each.name == "clip_norm" for each in given) else [*given, "clip_norm=1"]

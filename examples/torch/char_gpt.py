@@ -63,7 +63,7 @@ def own_share(inputs_BT: torch.Tensor, targets_BT: torch.Tensor) -> tuple[torch.
     return inputs_BT[share::count], targets_BT[share::count]
 
 
-def strategies() -> list[StrategyLike] | None:
+def strategies() -> StrategyLike:
     """Return what the command line says, and that gradients are clipped, if it does not say how."""
     given = current().plan.strategies
     return None if any(each.name == "clip_norm" for each in given) else [*given, "clip_norm=1"]

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from typing_extensions import override
 
@@ -416,6 +416,10 @@ class ObjectState(State):
         handlers: for values that have one, by attribute.
         values: the other values, by attribute. They must be picklable (cloudpickle).
     """
+
+    if TYPE_CHECKING:  # the script decides which attributes there are
+
+        def __getattr__(self, name: str) -> Any: ...
 
     has_values = True
     """This rank had the values that are not divided when the present generation began, and did not get them."""

@@ -47,7 +47,7 @@ def distribute(
     *,
     op: Op = Average,
     buffers: BufferRule = "mean",
-) -> tuple[torch.nn.Module, Any]:
+) -> tuple[Any, Any]:
     """Distribute training over all ranks; the script keeps its loop, its model and its optimizer.
 
     Copies rank 0's parameters, buffers and optimizer state to all ranks, and binds the optimizer: gradients are
