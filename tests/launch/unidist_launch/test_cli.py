@@ -153,7 +153,7 @@ def test_a_job_ends_whichever_streams_of_the_launcher_are_closed(closed: str, tm
 
 @pytest.mark.parallel
 def test_the_launcher_keeps_its_exit_code_under_pythoninspect(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "unidist", "launch", "-np", "1", "true"]
+    line = [sys.executable, "-m", "unidist_launch", "launch", "-np", "1", "true"]
     environment = {**os.environ, "PYTHONINSPECT": "1"}
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
