@@ -309,39 +309,39 @@ class running:  # noqa: N801 - reads as a statement
         request: what it does.
     """
 
-    __slots__ = ("_call", "_group", "_handle", "_request")
+    __slots__ = ("_group", "_handle", "_request")
 
     def __init__(self, group: GroupCalls | None, handle: Any, request: Any) -> None:
         self._group = group
         self._handle = handle
         self._request = request
-        self._call: Call | None = None
 
     def __enter__(self) -> None:
-        group, request = self._group, self._request
-        if group is not None:
-            assert group.handles is not None, "a group of named operations"
-            group.handles[request.name] = self._handle
-            self._call = Call(group, "named", request.kind, name=request.name, data=request.target)
-            stacks[get_ident()].append(self._call)
+        if self._group is not None:
+            assert self._group.handles is not None, "a group of named operations"
+            self._group.handles[self._request.name] = self._handle
+            stacks[get_ident()].append(self._call(self._group))
 
     def __exit__(self, *error: object) -> None:
-        if self._call is not None:
+        if self._group is not None:
             stacks[get_ident()].pop()
 
     def concluded(self, error: BaseException | None) -> None:
-        """Take note of how the operation has ended, after the block.
+        """Take note of how the operation has ended, after the block, or without it.
 
         Raises:
             UnidistError: what `Observer.instead_of` has found instead of `error`.
         """
-        call = self._call
-        if call is None:
+        group = self._group
+        if group is None:
             return
         if isinstance(error, PeerLostError):
-            call.explain(error)
-        elif error is None and call.group.handles is not None:
-            call.group.handles.pop(call.name, None)
+            self._call(group).explain(error)
+        elif error is None and group.handles:
+            group.handles.pop(self._request.name, None)
+
+    def _call(self, group: GroupCalls) -> Call:
+        return Call(group, "named", self._request.kind, name=self._request.name, data=self._request.target)
 
 
 def joining(plain: Method) -> Method:

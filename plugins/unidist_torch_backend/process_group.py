@@ -7,7 +7,8 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -543,25 +544,31 @@ class UnidistProcessGroup(_Base):
             self._number += 1
             works = [post(channel) for post, _ in parts]
         if not getattr(opts, "asyncOp", True):
-            thread = threading.get_ident()
-            self._inside.add(thread)
-            try:
+            with self._waiting():
                 for work, (_, finish) in zip(works, parts, strict=True):
                     work.wait(limit)
                     if finish is not None:
                         finish()
-            finally:
-                self._inside.discard(thread)
             return _FINISHED
         finishes = [finish for _, finish in parts if finish is not None]
         made = CallWork(works, result, finishes, limit, self._completion)
         if stays:
-            made.move(_STAY)
+            with self._waiting():
+                made.move(_STAY)
         if not self._completion.is_current:
             self._completion.add(made)
         if sum(tensor.numel() for tensor in result) <= _RECENT_NUMEL:
             self._recent.append(made)
         return made
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        thread = threading.get_ident()
+        self._inside.add(thread)
+        try:
+            yield
+        finally:
+            self._inside.discard(thread)
 
     def __repr__(self) -> str:
         """Name the group, and what carries it."""
