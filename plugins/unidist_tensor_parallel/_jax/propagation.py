@@ -85,8 +85,9 @@ class Propagation:
         def read(atom: Any) -> CutValue:
             return constant_value(atom.val) if is_literal(atom) else known[atom]
 
-        known.update(zip(program.constvars, map(constant_value, constants), strict=True))
-        known.update(zip(program.invars, operands, strict=True))
+        # From JAX 0.11 on, constants of a rule for gradients are its first inputs.
+        places = (*program.constvars, *program.invars)
+        known.update(zip(places, (*map(constant_value, constants), *operands), strict=True))
         for equation in program.eqns:
             with at_line_of(equation):
                 results = self._evaluated(equation, [read(atom) for atom in equation.invars])

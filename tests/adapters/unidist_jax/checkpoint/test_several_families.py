@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from unidist.checkpoint.format.index import Index
 from unidist.errors import CheckpointError
 
 pytestmark = pytest.mark.parallel
+in_torch = pytest.mark.skipif(find_spec("torch") is None, reason="half of the training is in PyTorch")
 
 FROM_TORCH: dict[str, Any] = {
     "sequential/dense/kernel": {"from": "0.weight", "permute": [1, 0]},
@@ -42,7 +44,8 @@ class InTorch:
     """A model of PyTorch, with Muon for the matrices and AdamW for the biases."""
 
     def __init__(self, *, muon_rate: float = 0.02, matrices: tuple[str, ...] = ("0.weight", "2.weight")) -> None:
-        torch = pytest.importorskip("torch", reason="half of the training is in PyTorch")
+        import torch
+
         torch.manual_seed(0)
         self.torch: Any = torch
         self.model: Any = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3)).double()
@@ -135,6 +138,7 @@ def train_optax(loaded: Any, first: int) -> tuple[Any, Any]:
     return params, state
 
 
+@in_torch
 @on_one_rank
 @pytest.mark.parametrize("composed", [False, True])
 def test_torch_and_optax_have_the_same_state_of_muon_and_adamw(tmp_path: Path, composed: bool) -> None:
@@ -158,6 +162,7 @@ def test_torch_and_optax_have_the_same_state_of_muon_and_adamw(tmp_path: Path, c
         same(slots_of(again.opt_state), slots_of(state))
 
 
+@in_torch
 @on_one_rank
 def test_two_optimizers_of_torch_become_one_that_holds_both_and_the_other_way_round(tmp_path: Path) -> None:
     import unidist.torch as hvd
@@ -177,6 +182,7 @@ def test_two_optimizers_of_torch_become_one_that_holds_both_and_the_other_way_ro
             hvd.load(tmp_path / "one", two.model, {"muon": two.muon})
 
 
+@in_torch
 @on_one_rank
 def test_keras_has_the_moments_of_adam_and_the_sum_of_which_muon_elsewhere_keeps_the_mean(tmp_path: Path) -> None:
     import keras
@@ -252,6 +258,7 @@ def _excluding(model: Any) -> Any:
     return keras.optimizers.Muon(0.5, adam_lr_ratio=0.5, exclude_layers=[model.weights[-2].path])
 
 
+@in_torch
 @on_one_rank
 def test_state_that_means_something_else_here_is_an_error_that_names_the_parameter(tmp_path: Path) -> None:
     import unidist.torch as hvd
@@ -289,6 +296,7 @@ def test_state_that_means_something_else_here_is_an_error_that_names_the_paramet
         np.testing.assert_array_equal(loaded.opt_state.inner_states["muon"].inner_state[0].mu["weight"], buffer)
 
 
+@in_torch
 @on_one_rank
 def test_a_class_with_a_flag_for_each_group_goes_on_by_what_it_keeps_for_each_parameter(tmp_path: Path) -> None:
     import unidist.torch as hvd
@@ -334,6 +342,7 @@ def test_a_class_with_a_flag_for_each_group_goes_on_by_what_it_keeps_for_each_pa
             back.train(STEPS)
 
 
+@in_torch
 @on_one_rank
 def test_each_part_of_multi_transform_goes_on_in_an_optimizer_of_its_own(tmp_path: Path) -> None:
     import unidist.torch as hvd
