@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from part_pools import PartPools
 
@@ -38,6 +40,7 @@ class TestJaxDataParallelOverTcp(JaxConformance):
     modes = ("step",)
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="gloo is PyTorch's")
 class TestJaxDataParallelOverGloo(JaxConformance):
     engine = "gloo"
     modes = ("step",)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -85,9 +86,9 @@ class _Program:
         if variant is None:
             sizes = [len(jax.tree.leaves(arg)) for arg in args]
             ends = [sum(sizes[: place + 1]) for place in range(len(args))]
-            donated = [leaf for place in self._donated for leaf in range(ends[place] - sizes[place], ends[place])]
-            variant = _Variant(self._function, structure, [array.shape for array in arrays], sharding, donated)
-        given = [_global(array, sharding) for array in arrays]
+            donated = {leaf for place in self._donated for leaf in range(ends[place] - sizes[place], ends[place])}
+            variant = _Variant(self._function, structure, arrays, sharding, donated)
+        given = [_global(array, sharding) for array in arrays if array.size]
         with translated():
             variant.prepare(given)
             self._variants[key] = variant
@@ -95,23 +96,29 @@ class _Program:
 
 
 class _Variant:
-    """A program for arguments of one structure, with one set of shapes."""
+    """A program for arguments of one structure, with one set of shapes.
+
+    Arrays without elements are made in the program: as arguments they crash the compiler of JAX 0.11.
+    """
 
     def __init__(
         self,
         function: Callable[..., Any],
         structure: Any,
-        shapes: Sequence[tuple[int, ...]],
+        arrays: Sequence[jax.Array],
         sharding: NamedSharding,
-        donated: Sequence[int],
+        donated: Collection[int],
     ) -> None:
+        like = [(array.shape, array.dtype, array.size > 0) for array in arrays]
+        places = [place for place, array in enumerate(arrays) if array.size]
         self._title = getattr(function, "__qualname__", repr(function))
         self._results: Any = None
         self._are_scalars: list[bool] = []
         self._fingerprint: int | None = None
 
         def on_rank(*rows: Any) -> list[Any]:
-            own = [row.reshape(shape) for row, shape in zip(rows, shapes, strict=True)]
+            left = iter(rows)
+            own = [next(left).reshape(shape) if passed else jnp.zeros(shape, dtype) for shape, dtype, passed in like]
             args, kwargs = jax.tree.unflatten(structure, own)
             leaves, self._results = jax.tree.flatten(function(*args, **kwargs))
             found = [leaf if isinstance(leaf, jax.Array) else as_jax(leaf) for leaf in leaves]
@@ -122,7 +129,8 @@ class _Variant:
         mapped = jax.shard_map(
             on_rank, mesh=sharding.mesh, in_specs=sharding.spec, out_specs=sharding.spec, check_vma=False
         )
-        self._run = jax.jit(mapped, donate_argnums=tuple(donated))
+        donate = tuple(number for number, place in enumerate(places) if place in donated)
+        self._run = jax.jit(mapped, donate_argnums=donate)
 
     def prepare(self, given: Sequence[jax.Array]) -> None:
         """Make sure that all ranks are about to run the same program. Collective."""

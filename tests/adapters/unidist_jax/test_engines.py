@@ -16,6 +16,8 @@ _SCRIPT = str(Path(__file__).with_name("_engines.py"))
 @pytest.mark.parallel
 @pytest.mark.parametrize("engine", ["shm", "tcp", "gloo", "mpi"])
 def test_operations_and_training(engine: str) -> None:
+    if engine == "gloo":
+        pytest.importorskip("torch", reason="gloo is PyTorch's")
     if engine == "mpi":
         pytest.importorskip("mpi4py")
         words = mpi_pool.command(2, _SCRIPT)
