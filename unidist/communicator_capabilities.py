@@ -17,7 +17,7 @@ from unidist.buffer import Buffer, DType
 from unidist.communicator import Communicator, ReduceOp, Work
 from unidist.rendezvous import Rendezvous
 
-__all__ = ["ExchangesBlocks", "MakesSubgroups", "OneRanksMemory", "SharedMemory", "SharesMemory"]
+__all__ = ["AT_ONCE_NS", "ExchangesBlocks", "MakesSubgroups", "OneRanksMemory", "SharedMemory", "SharesMemory"]
 
 
 class SharedMemory(ABC):
@@ -71,6 +71,10 @@ class SharesMemory(ABC):
         """
 
 
+AT_ONCE_NS = 5_000_000
+"""How long `ExchangesBlocks.exchange_blocks` waits for ranks that are on their way."""
+
+
 class ExchangesBlocks(ABC):
     """Capability of a communicator: gathers small blocks in one call, and reduces what goes with them. By isinstance.
 
@@ -101,8 +105,8 @@ class ExchangesBlocks(ABC):
 
         Returns:
             True if all ranks have sent the same block, and `target` is filled. False if the caller has to look at
-            `everyone`, where the blocks may still be equal. Where other ranks have not come within milliseconds, a work
-            to wait for before that.
+            `everyone`, where the blocks may still be equal. Where other ranks have not come within
+            `AT_ONCE_NS`, a work to wait for before that.
         """
 
 

@@ -26,11 +26,11 @@ from unidist.communicator import (
     format_ranks,
     hash_ranks,
 )
-from unidist.communicator_capabilities import ExchangesBlocks, MakesSubgroups
+from unidist.communicator_capabilities import AT_ONCE_NS, ExchangesBlocks, MakesSubgroups
 from unidist.errors import MismatchError, PeerLostError, StalledError, UsageError
 from unidist.rendezvous import Rendezvous
 from unidist_tcp import _tcp
-from unidist_tcp.works import AT_ONCE_NS, DTYPE_CODES, OP_CODES, Opcode, Status, TcpWork, nanoseconds
+from unidist_tcp.works import DTYPE_CODES, OP_CODES, Opcode, Status, TcpWork, nanoseconds
 
 if TYPE_CHECKING:
     from unidist_tcp.connecting import Lane

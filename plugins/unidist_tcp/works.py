@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 DTYPE_CODES = {DType(name): code for code, name in enumerate(_tcp.DTYPES)}
 OP_CODES = {ReduceOp(name): code for code, name in enumerate(_tcp.REDUCE_OPS)}
 SLICE_NS = 200_000_000
-AT_ONCE_NS = 5_000_000  # how long `exchange_blocks` waits for ranks that are on their way
 """The longest wait within C, between which the interpreter handles signals."""
 
 

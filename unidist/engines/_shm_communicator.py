@@ -23,14 +23,13 @@ from unidist.communicator import (
     format_ranks,
     hash_ranks,
 )
-from unidist.communicator_capabilities import ExchangesBlocks, MakesSubgroups, SharedMemory, SharesMemory
+from unidist.communicator_capabilities import AT_ONCE_NS, ExchangesBlocks, MakesSubgroups, SharedMemory, SharesMemory
 from unidist.engines import _shm
 from unidist.engines._arena import Allocation
 from unidist.engines._host import SMALL_BYTES, SharedHost
 from unidist.engines._shm_messages import Mailbox
 from unidist.engines._shm_pages import SharedPages, obstacle
 from unidist.engines._shm_work import (
-    AT_ONCE_NS,
     DTYPE_CODES,
     OP_CODES,
     SLICE_NS,

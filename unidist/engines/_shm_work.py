@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 DTYPE_CODES = {DType(name): code for code, name in enumerate(_shm.DTYPES)}
 SLICE_NS = 200_000_000
 """Longest time outside of the interpreter."""
-AT_ONCE_NS = 5_000_000
-"""How long `exchange_blocks` waits for ranks that are on their way."""
 
 OP_CODES = {ReduceOp(name): code for code, name in enumerate(_shm.REDUCE_OPS)}
 

@@ -359,7 +359,7 @@ def _asked_allreduce(
     scaled = given if factor == 1.0 else _scaled(given, factor)
     order = None if scaled.is_cpu else StreamOrder(scaled, result)
     data = into = buffer_of(scaled, is_ours=True)
-    if scaled is not result:  # which is alike
+    if scaled is not result:  # they have the same shape, dtype and device
         into = Buffer(result.data_ptr(), data.count, data.dtype, result, data.memory)
     request = Request(
         name if name and isinstance(name, str) else scope.name("allreduce", name),

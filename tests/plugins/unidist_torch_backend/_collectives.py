@@ -60,7 +60,7 @@ def futures_in_any_order(group: Group) -> list[torch.Tensor]:
 
 
 def all_reduce_before_a_message(group: Group) -> list[torch.Tensor]:
-    """The ranks issue a large all-reduce one after the other: whoever issues it does not wait for those to come."""
+    """Each rank issues a large all-reduce before it lets the next rank do so: issuing must not wait for the peers."""
     tensor, token = values(group, torch.float32, 400_000), torch.zeros(1)
     rank = dist.get_rank(group)
     if rank:
